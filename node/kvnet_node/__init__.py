@@ -1,0 +1,1 @@
+"""The runnable kvnet node: the command line and the composition root."""
