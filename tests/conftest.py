@@ -1,0 +1,32 @@
+"""Settings shared by every test: a steady Hypothesis profile, and no test reads the user's own directories."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "steady",
+    deadline=None,  # two shared cores make any time limit a coin toss
+    derandomize=True,  # a red run is red again when it is repeated
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("nightly", deadline=None, max_examples=5000)
+settings.load_profile(os.environ.get("KVNET_HYPOTHESIS_PROFILE", "steady"))
+
+
+@pytest.fixture(autouse=True)
+def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Point the default data directory away from the user's own, in this process and in those it starts."""
+    monkeypatch.setenv("KVNET_DATA_DIR", str(tmp_path_factory.getbasetemp() / "unused-data-dir"))
+    monkeypatch.delenv("KVNET_CONFIG", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def repository_root() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).parent.parent
