@@ -1,6 +1,7 @@
 """Settings shared by every test: a steady Hypothesis profile, and no test reads the user's own directories."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,15 @@ settings.register_profile("nightly", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("KVNET_HYPOTHESIS_PROFILE", "steady"))
 
 
-@pytest.fixture(autouse=True)
-def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Point the default data directory away from the user's own, in this process and in those it starts."""
-    monkeypatch.setenv("KVNET_DATA_DIR", str(tmp_path_factory.getbasetemp() / "unused-data-dir"))
-    monkeypatch.delenv("KVNET_CONFIG", raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVNET_DATA_DIR", str(tmp_path_factory.getbasetemp() / "unused-data-dir"))
+        patch.delenv("KVNET_CONFIG", raising=False)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("NO_COLOR", "1")
+        yield
 
 
 @pytest.fixture
