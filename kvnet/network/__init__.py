@@ -1,0 +1,1 @@
+"""How bytes move between peers: one interface, a simulated network and the libp2p one."""

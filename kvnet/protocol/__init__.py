@@ -1,0 +1,1 @@
+"""What peers say and when: sans-I/O, `now` and randomness come in as arguments."""
