@@ -1,0 +1,1 @@
+"""Where tokens become caches: the engine process, models on disk, sizes."""
