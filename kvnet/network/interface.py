@@ -11,14 +11,13 @@ Rules every implementation keeps:
 - Errors are `NetworkError` or a subclass.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from kvnet.errors import NetworkError
 from kvnet.protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -188,36 +187,3 @@ class Network(Protocol):
 
     def routing_peers(self) -> int:
         """How many peers the DHT's routing table holds; 0 means records and lookups reach nobody."""
-
-
-async def connect_any(
-    network: Network, hints: Sequence[ProviderHint], *, wanted: int, timeout_s: float = 5.0
-) -> list[PeerId]:
-    """Dial hints side by side until `wanted` of them are connected, each for at most `timeout_s`.
-
-    Args:
-        network: whose connections to use.
-        hints: who to try; all are dialled at once, so callers pass a short list.
-        wanted: stop after this many.
-        timeout_s: limit per hint, in seconds.
-
-    Returns:
-        The connected peers, in the order in which they answered; possibly none.
-    """
-    reached: list[PeerId] = []
-
-    async with trio.open_nursery() as nursery:
-
-        async def dial(hint: ProviderHint) -> None:
-            try:
-                peer = await network.connect_hint(hint, timeout_s=timeout_s)
-            except NetworkError:
-                return
-            if peer not in reached:
-                reached.append(peer)
-            if len(reached) >= wanted:
-                nursery.cancel_scope.cancel()
-
-        for hint in hints:
-            nursery.start_soon(dial, hint)
-    return reached
