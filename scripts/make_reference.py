@@ -1,0 +1,102 @@
+"""Write docs/reference: pages that follow from the code, so that they cannot say anything else.
+
+``python scripts/make_reference.py`` writes them; ``--check`` writes nothing and fails if one is out of date.
+"""
+
+import difflib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvnet import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by scripts/make_reference.py; `make docs` writes it again. -->\n\n"
+# The help is drawn to the terminal's width; the page must not depend on it.
+HELP_COLUMNS = 110
+
+
+def error_classes(root: type[errors.KvnetError] = errors.KvnetError, depth: int = 0) -> Iterator[tuple[int, type]]:
+    """Yield (depth, class) of the error tree, parents first, in the order of definition."""
+    yield depth, root
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from error_classes(child, depth + 1)
+
+
+def errors_page() -> str:
+    """Return the page of error codes and exit codes."""
+    lines = [
+        "# Errors\n",
+        NOTE.rstrip("\n") + "\n",
+        "`code` is what `--json` prints and does not change; the exit code is the process's.\n",
+        "| code | exit code | class | meaning |",
+        "|---|---|---|---|",
+    ]
+    for depth, kind in error_classes():
+        assert issubclass(kind, errors.KvnetError)
+        meaning = (kind.__doc__ or "").strip().splitlines()[0]
+        lines.append(f"| `{kind.code}` | {kind.exit_code} | {'· ' * depth}`{kind.__name__}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def help_text(*verb: str) -> str:
+    """Return `kvnet VERB --help` as plain text."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvnet"), *verb, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": str(HELP_COLUMNS), "NO_COLOR": "1", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+def verbs_in(text: str) -> list[str]:
+    """Return the verbs that a help text lists under Commands."""
+    _, found, rest = text.partition("Commands")
+    if not found:
+        return []
+    body = rest.split("╰")[0]
+    return re.findall(r"^│ ?([a-z][a-z-]*)(?:,? |$)", body, re.MULTILINE)
+
+
+def commands_page() -> str:
+    """Return the page of all verbs and flags."""
+    parts = ["# Commands\n", NOTE.rstrip("\n") + "\n", f"```text\n{help_text()}\n```\n"]
+    for verb in verbs_in(help_text()):
+        text = help_text(verb)
+        parts.append(f"## kvnet {verb}\n\n```text\n{text}\n```\n")
+        for inner in verbs_in(text):
+            parts.append(f"### kvnet {verb} {inner}\n\n```text\n{help_text(verb, inner)}\n```\n")  # noqa: PERF401
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or compare them."""
+    pages = {"errors.md": errors_page(), "commands.md": commands_page()}
+    stale = 0
+    for name, wanted in pages.items():
+        path = REFERENCE / name
+        found = path.read_text() if path.exists() else ""
+        if found == wanted:
+            continue
+        if "--check" in arguments:
+            stale = 1
+            difference = difflib.unified_diff(
+                found.splitlines(), wanted.splitlines(), "committed", "generated", "", "", 1
+            )
+            print(f"make_reference: docs/reference/{name} is out of date. Next: make docs", file=sys.stderr)
+            print("\n".join(list(difference)[:20]), file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted)
+            print(f"wrote docs/reference/{name}")
+    return stale
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
