@@ -1,1 +1,1 @@
-"""The runnable kvnet node: the command line and the composition root."""
+"""The runnable node: command line, configuration, control socket and composition of the library."""

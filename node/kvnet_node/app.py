@@ -1,0 +1,186 @@
+"""The ``kvnet`` command: global flags, the table of verbs, exit codes.
+
+Verbs are named, not imported, so that ``kvnet --help`` and small verbs start fast: this module loads neither libp2p
+nor MLX nor trio.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvnet.errors import UsageError
+from kvnet_node.arguments import GlobalFlags, split_global_flags
+from kvnet_node.failures import failure_of
+from kvnet_node.output import Output
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+_EPILOGUE = """\
+Global flags, before or after the verb:
+--data-dir DIR (where this node keeps its files), --json (one object a line, the last is the result),
+--quiet, --verbose, --no-color.
+
+Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 10 malformed bytes, 20 integrity, 30 trust,
+40 compatibility, 50 store, 60 network, 80 engine, 130 interrupted.
+"""
+
+_VERBS: tuple[tuple[str, str, str], ...] = (
+    ("add", "generation:add", "Compute the K/V of files as a named context and keep it."),
+    ("ask", "generation:ask", "Answer a question over a named context."),
+    ("generate", "generation:generate", "Generate from a prompt or a chat, reusing the longest known prefix."),
+    ("fetch", "fetch:fetch", "Fetch an artifact from peers."),
+    ("list", "artifacts:list_artifacts", "List the artifacts of this node."),
+    ("show", "artifacts:show", "Show everything about one artifact."),
+    ("verify", "artifacts:verify", "Re-hash what is held."),
+    ("pin", "artifacts:pin", "Keep an artifact whatever the quota says."),
+    ("unpin", "artifacts:unpin", "Let an artifact be removed when room is needed."),
+    ("rm", "artifacts:remove", "Remove an artifact and the names that mean it."),
+    ("gc", "artifacts:collect_garbage", "Remove what is not pinned until the quota is kept."),
+    ("export", "containers:export", "Write an artifact to a .kva file."),
+    ("import", "containers:import_container", "Take in an artifact from a .kva file."),
+    ("status", "node:status", "Show how this node is."),
+    ("peers", "node:peers", "List connected peers."),
+    ("size", "size:size", "Work out the K/V size of a model from its config.json."),
+    ("selftest", "selftest:selftest", "Prove export and restore on this machine."),
+    ("doctor", "doctor:doctor", "Check this installation and this data directory."),
+    ("demo", "demo:demo", "Show it all with two nodes on this machine."),
+)
+
+_GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
+    ("node", "Start, stop and watch the node.", (
+        ("start", "node:start", "Run the node in the foreground."),
+        ("stop", "node:stop", "Stop the running node and wait until it is gone."),
+        ("status", "node:status", "Show how this node is."),
+    )),
+    ("store", "Care for the store.", (
+        ("rebuild", "containers:rebuild", "Make the index anew from the packs."),
+    )),
+    ("model", "Models on this machine.", (
+        ("list", "models:list_models", "List MLX models and whether their state can be shared."),
+        ("import", "models:import_model", "Make an MLX model folder from a GGUF file."),
+    )),
+    ("key", "Publisher keys: your own and those you trust.", (
+        ("new", "keys:new", "Make a new signing key; the old ones stay yours."),
+        ("show", "keys:show", "Show the public key that signs what this node adds."),
+        ("list", "keys:list_keys", "List own and trusted keys."),
+        ("trust", "keys:trust", "Use artifacts signed by this publisher."),
+        ("untrust", "keys:untrust", "Stop using artifacts signed by this publisher."),
+    )),
+    ("namespace", "Pair nodes: who shares a namespace finds each other's artifacts.", (
+        ("list", "namespaces:list_namespaces", "List namespaces, without their secrets."),
+        ("export", "namespaces:export", "Write the secrets of mine to a new file for your other machine."),
+        ("import", "namespaces:import_namespace", "Make the namespace of a file this node's mine."),
+    )),
+    ("config", "Settings.", (
+        ("show", "config:show", "Show every setting and where it came from."),
+    )),
+)
+
+
+def build_app() -> "App":
+    """The command-line application; no verb is imported yet."""
+    from cyclopts import App
+
+    import kvnet
+
+    app = App(
+        name="kvnet",
+        help="Prefill state as an artifact: named, signed, fetched from peers instead of computed again.",
+        help_epilogue=_EPILOGUE,
+        help_format="plaintext",
+        version=kvnet.__version__,
+        default_parameter=_plain_flags(),
+    )
+    for name, target, text in _VERBS:
+        app.command(f"kvnet_node.commands.{target}", name=name, help=text)
+    for group_name, group_text, verbs in _GROUPS:
+        group = App(name=group_name, help=group_text)
+        for name, target, text in verbs:
+            group.command(f"kvnet_node.commands.{target}", name=name, help=text)
+        app.command(group)
+    return app
+
+
+def _plain_flags() -> Any:
+    from cyclopts import Parameter
+
+    return Parameter(negative=())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    output = Output(json="--json" in arguments)
+    try:
+        flags, rest = split_global_flags(arguments)
+        output = Output(
+            json=flags.json, quiet=flags.quiet, verbose=flags.verbose,
+            color=flags.color and "NO_COLOR" not in os.environ,
+        )
+        code = _run(flags, rest, output)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_is_gone()
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 - the last place: every failure ends in a message and an exit code
+        return _report(error, output)
+    return code
+
+
+def _run(flags: GlobalFlags, rest: list[str], output: Output) -> int:
+    from cyclopts import CycloptsError
+
+    from kvnet_node.invocation import Invocation
+
+    app = build_app()
+    try:
+        command, bound, injected = app.parse_args(
+            rest, exit_on_error=False, print_error=False, help_on_error=False, verbose=False
+        )
+    except CycloptsError as error:
+        raise UsageError(str(error), hint=_usage_hint(rest)) from error
+    extra = {name: Invocation(flags, output) for name in injected}
+    code = command(*bound.args, **bound.kwargs, **extra)
+    output.close()
+    return code if isinstance(code, int) else 0
+
+
+def _usage_hint(rest: list[str]) -> str:
+    groups = {name for name, _, _ in _GROUPS}
+    verbs = {name for name, _, _ in _VERBS}
+    words = [word for word in rest[:2] if not word.startswith("-")]
+    if words and words[0] in groups | verbs:
+        length = 2 if words[0] in groups and len(words) == 2 else 1
+        return f"kvnet {' '.join(words[:length])} --help"
+    return "kvnet --help"
+
+
+def _report(error: BaseException, output: Output) -> int:
+    failure = failure_of(error)
+    try:
+        output.close()
+        if output.verbose and failure.exit_code == 1:
+            import traceback
+
+            traceback.print_exception(error)
+        output.error(
+            code=failure.code, exit_code=failure.exit_code, message=failure.message, hint=failure.hint
+        )
+    except BrokenPipeError:
+        _reader_is_gone()
+    return failure.exit_code
+
+
+def _reader_is_gone() -> int:
+    # Whoever read our output has had enough (`kvnet list | head`). Python must not try to flush once more at exit.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""``kvnet list``, ``show``, ``verify``, ``pin``, ``unpin``, ``rm`` and ``gc``."""
+
+import datetime
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvnet.errors import IntegrityError
+from kvnet_node.invocation import Context
+from kvnet_node.operations.requests import (
+    ArtifactRequest, CollectRequest, CollectResult, ListRequest, ListResult, PinResult, RemoveResult, ShowResult,
+    VerifyRequest, VerifyResult,
+)
+from kvnet_node.output import columns, format_bytes, format_count, pairs
+
+
+def list_artifacts(*, context: Context) -> None:
+    """List the artifacts of this node, newest first."""
+
+    def render(result: ListResult) -> str:
+        rows = [
+            (
+                ", ".join(entry.names) or "-",
+                entry.artifact,
+                format_count(entry.tokens),
+                format_bytes(entry.bytes),
+                " ".join(
+                    word
+                    for word, shown in (
+                        ("own", entry.own), ("pinned", entry.pinned), ("incomplete", not entry.complete)
+                    )
+                    if shown
+                ),
+                entry.model,
+            )
+            for entry in result.artifacts
+        ]
+        return columns(rows, ("NAME", "ARTIFACT", "TOKENS", "SIZE", "STATE", "MODEL")) if rows else ""
+
+    result = context.run("list", ListRequest(), ListResult)
+    context.output.result(result, render)
+    if not result.artifacts:
+        context.output.message("no artifacts yet: kvnet add PATH --name NAME")
+
+
+def show(artifact: str, /, *, context: Context) -> None:
+    """Show everything about one artifact.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION.
+    """
+    context.output.result(context.run("show", ArtifactRequest(artifact), ShowResult), _render_show)
+
+
+def _render_show(result: ShowResult) -> str:
+    created = datetime.datetime.fromtimestamp(result.created, tz=datetime.UTC).isoformat(sep=" ")
+    state = "complete" if result.complete else "incomplete"
+    items = [
+        ("artifact", result.artifact),
+        ("names", ", ".join(result.names) or "-"),
+        ("tokens", f"{format_count(result.tokens)} in {format_count(result.blocks)} blocks"),
+        (
+            "chunks",
+            f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {format_bytes(result.bytes)}, "
+            f"{result.codec}",
+        ),
+        ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}"),
+        ("signer", f"{result.signer}{' (own)' if result.own else ''}"),
+        ("policy", f"{result.policy}: {result.verdict}"),
+        ("namespace", result.namespace),
+        ("created", created),
+        *((f"producer {key}", value) for key, value in result.producer.items()),
+        *((f"fingerprint {key}", value) for key, value in result.fingerprint.items()),
+        *(("derived from", f"{source['artifact']} by {source['signer']}") for source in result.derived_from),
+    ]
+    return pairs(items)
+
+
+def verify(artifact: str = "", /, *, context: Context) -> int:
+    """Re-hash what is held; exits with 20 when something does not match.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION; all artifacts by default.
+    """
+
+    def render(result: VerifyResult) -> str:
+        bad = "\n".join(f"bad: {chunk}" for chunk in result.bad_chunks)
+        missing = f", {format_count(result.missing_chunks)} missing" if result.missing_chunks else ""
+        summary = (
+            f"{format_count(result.artifacts)} artifacts, {format_count(result.chunks)} chunks, "
+            f"{format_bytes(result.bytes)}: {format_count(len(result.bad_chunks))} bad{missing}"
+        )
+        return f"{bad}\n{summary}" if bad else summary
+
+    result = context.run("verify", VerifyRequest(artifact), VerifyResult)
+    context.output.result(result, render)
+    return IntegrityError.exit_code if result.bad_chunks else 0
+
+
+def pin(artifact: str, /, *, context: Context) -> None:
+    """Keep an artifact whatever the quota says.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION.
+    """
+    result = context.run("pin", ArtifactRequest(artifact), PinResult)
+    context.output.result(result, lambda pinned: f"pinned {pinned.artifact}")
+
+
+def unpin(artifact: str, /, *, context: Context) -> None:
+    """Let an artifact be removed when room is needed.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION.
+    """
+    result = context.run("unpin", ArtifactRequest(artifact), PinResult)
+    context.output.result(result, lambda unpinned: f"unpinned {unpinned.artifact}")
+
+
+def remove(artifact: str, /, *, context: Context) -> None:
+    """Remove an artifact and the names that mean it.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION.
+    """
+
+    def render(removed: RemoveResult) -> str:
+        names = f" ({', '.join(removed.names)})" if removed.names else ""
+        return f"removed {removed.artifact}{names}, freed {format_bytes(removed.freed_bytes)}"
+
+    context.output.result(context.run("rm", ArtifactRequest(artifact), RemoveResult), render)
+
+
+def collect_garbage(*, all_: Annotated[bool, Parameter(name="--all")] = False, context: Context) -> None:
+    """Remove what is not pinned, least recently used first, until quota and free space are kept.
+
+    Args:
+        all_: remove everything that is not pinned.
+    """
+
+    def render(result: CollectResult) -> str:
+        lines = [f"removed {artifact}" for artifact in result.removed]
+        held = f"{format_bytes(result.held_bytes)} held of {format_bytes(result.quota_bytes)}"
+        return "\n".join([*lines, f"freed {format_bytes(result.freed_bytes)}; {held}"])
+
+    context.output.result(context.run("gc", CollectRequest(all_), CollectResult), render)

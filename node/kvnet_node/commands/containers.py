@@ -1,0 +1,62 @@
+"""``kvnet export``, ``import`` and ``store rebuild``: artifacts as files."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvnet.errors import UsageError
+from kvnet_node.invocation import Context, absolute
+from kvnet_node.operations.requests import (
+    ExportRequest, ExportResult, ImportRequest, ImportResult, RebuildRequest, RebuildResult,
+)
+from kvnet_node.output import format_bytes, format_count, format_seconds
+
+
+def export(
+    artifact: str, /, *, output: Annotated[Path, Parameter(name=("--output", "-o"))], context: Context
+) -> None:
+    """Write an artifact to a .kva file. The file holds its tokens and K/V: as secret as the text.
+
+    Args:
+        artifact: full or short hash, NAME or NAME@VERSION.
+        output: a file that does not exist yet.
+    """
+    request = ExportRequest(artifact, str(absolute(output)))
+    result = context.run("export", request, ExportResult)
+    context.output.result(result, lambda done: f"wrote {done.artifact} to {done.path}, {format_bytes(done.bytes)}")
+
+
+def import_container(file: Path, /, *, name: str | None = None, context: Context) -> None:
+    """Take in an artifact from a .kva file; its hashes, signature and signer are checked as for a peer's.
+
+    Args:
+        file: what kvnet export wrote.
+        name: make it a named context of this node.
+    """
+    if not file.expanduser().is_file():
+        raise UsageError(f"expected a .kva file, found none at {file}")
+    result = context.run("import", ImportRequest(str(absolute(file)), name), ImportResult)
+
+    def render(taken: ImportResult) -> str:
+        named = f"{taken.name}  " if taken.name else ""
+        return (
+            f"{named}{taken.artifact}\n{format_count(taken.tokens)} tokens, {format_bytes(taken.bytes)}, "
+            f"signed by {taken.signer}"
+        )
+
+    context.output.result(result, render)
+
+
+def rebuild(*, context: Context) -> None:
+    """Make the index anew from the packs."""
+
+    def render(result: RebuildResult) -> str:
+        refused = "\n".join(f"refused: {reason}" for reason in result.refused)
+        summary = (
+            f"{format_count(result.artifacts)} artifacts, {format_count(result.chunks)} chunks in "
+            f"{format_seconds(result.seconds)}"
+        )
+        return f"{refused}\n{summary}" if refused else summary
+
+    context.output.result(context.run("store rebuild", RebuildRequest(), RebuildResult), render)

@@ -1,0 +1,97 @@
+"""``kvnet node start|stop|status``, ``status`` and ``peers``."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvnet_node.invocation import Context
+from kvnet_node.operations.requests import PeersRequest, PeersResult, StatusRequest, StatusResult, StopResult
+from kvnet_node.output import columns, format_bytes, format_count, format_seconds, pairs
+
+Listen = Annotated[
+    list[str] | None, Parameter(help="HOST:PORT to listen on, such as 127.0.0.1:0; may repeat; by default port 5864")
+]
+Bootstrap = Annotated[
+    list[str] | None, Parameter(help="address of a node to connect to at start, /ip4/…/p2p/…; may repeat")
+]
+
+
+def start(
+    *, listen: Listen = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context
+) -> int:
+    """Run the node in the foreground until Ctrl-C or kvnet node stop.
+
+    Args:
+        model: the default model of this node.
+    """
+    from kvnet_node.invocation import chosen_model
+    from kvnet_node.serving import run_node
+
+    settings = context.settings(
+        network_listen=listen, network_bootstrap=bootstrap, model_default=chosen_model(context, model)
+    )
+    return run_node(settings, context.output)
+
+
+def stop(*, context: Context) -> None:
+    """Stop the running node and wait until it is gone."""
+    from kvnet_node.dispatch import stop_node
+
+    result = stop_node(context.settings())
+    context.output.result(result, _render_stop)
+    if not result.pid:
+        context.output.message("no node was running")
+
+
+def _render_stop(result: StopResult) -> str:
+    return f"stopped the node (process {result.pid})" if result.pid else ""
+
+
+def status(*, context: Context) -> None:
+    """Show how this node is."""
+    context.output.result(context.run("status", StatusRequest(), StatusResult), render_status)
+
+
+def render_status(result: StatusResult) -> str:
+    """The status as named values."""
+    running = f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
+    verified = ", ".join(result.reuse_verified) or "not on this machine yet: kvnet selftest --model M"
+    items = [
+        ("node", running),
+        ("data dir", result.data_dir),
+        ("publisher", result.publisher),
+        ("peer id", result.peer),
+        *(("address", address) for address in result.addresses),
+        *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
+        ("policy", result.policy),
+        (
+            "store",
+            f"{format_count(result.artifacts)} artifacts, {format_bytes(result.held_bytes)} of "
+            f"{format_bytes(result.quota_bytes)}",
+        ),
+        ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
+        *(("engine", engine) for engine in result.engines),
+        ("reuse verified", verified),
+        *((name.replace("_", " "), format_count(count)) for name, count in sorted(result.counters.items())),
+    ]
+    return pairs(items)
+
+
+def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
+    """List connected peers.
+
+    Args:
+        connect: addresses to connect to first, /ip4/…/p2p/….
+    """
+
+    def render(result: PeersResult) -> str:
+        rows = [
+            (entry.peer, "yes" if entry.member else "no", format_count(entry.artifacts), " ".join(entry.addresses))
+            for entry in result.peers
+        ]
+        return columns(rows, ("PEER", "SHARES A NAMESPACE", "ARTIFACTS", "ADDRESSES")) if rows else ""
+
+    result = context.run("peers", PeersRequest(list(connect)), PeersResult, network_bootstrap=bootstrap)
+    context.output.result(result, render)
+    if not result.peers:
+        context.output.message("no peers connected: kvnet node start --bootstrap ADDRESS")

@@ -1,0 +1,301 @@
+"""Settings: built-in defaults, ``config.toml`` in the data directory, ``KVNET_*`` in the environment, then flags.
+
+Later ones win, and every value remembers where it came from (``kvnet config show``). A key nobody knows is an error
+that names the nearest one: a misspelt setting must not be silently without effect.
+"""
+
+import difflib
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvnet.errors import ConfigError
+
+GIGABYTE = 1_000_000_000
+MAX_DEFAULT_QUOTA_BYTES = 50 * GIGABYTE
+"""The quota never exceeds this unless the owner says so."""
+DEFAULT_MIN_FREE_BYTES = 20 * GIGABYTE
+"""Left free on a large disk; see ``default_min_free_bytes`` for smaller or fuller ones."""
+DEFAULT_PORT = 5864
+DEFAULT_LISTEN = (f"0.0.0.0:{DEFAULT_PORT}", f"[::]:{DEFAULT_PORT}")
+"""All interfaces, IPv4 and IPv6."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?")
+_UNITS = {
+    None: 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the configuration.
+
+    Attributes:
+        key: dotted name, ``section.name`` in TOML and ``KVNET_SECTION_NAME`` in the environment.
+        parse: turns a TOML value or a text into the value; raises ValueError saying what was expected.
+        help: one line for the documentation.
+    """
+
+    key: str
+    parse: Callable[[Any], Any]
+    help: str
+
+    @property
+    def environment_name(self) -> str:
+        """The environment variable that sets this key."""
+        return "KVNET_" + self.key.upper().replace(".", "_")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("expected a list of texts")
+
+
+def parse_size_bytes(value: Any) -> int:
+    """A number of bytes: an integer, or a text such as ``"20 GB"`` or ``"512 MiB"``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    raise ValueError('expected a number of bytes, such as 20000000000 or "20 GB"')
+
+
+def _seconds(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number < 10**9:
+        raise ValueError("expected a number of seconds above 0")
+    return number
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError("expected " + " or ".join(f'"{choice}"' for choice in choices))
+        return str(value)
+
+    return parse
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("model.default", _text, "the model used when --model is not given: a name or a folder"),
+    Setting("model.paths", _texts, "further folders to look for MLX models in"),
+    Setting("trust.policy", _one_of("own", "trusted"), "whose artifacts are used"),
+    Setting("store.quota_bytes", parse_size_bytes, "the most the store may hold"),
+    Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
+    Setting("network.listen", _texts, "addresses to listen on, HOST:PORT each; port 0 is any free one"),
+    Setting("network.bootstrap", _texts, "addresses of nodes to connect to at start, /ip4/…/p2p/…"),
+    Setting("reuse.numerics", _one_of("compatible", "exact"), "whether state from other chips or versions is used"),
+    Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
+)
+
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings, resolved. ``origins`` says for every key where its value came from.
+
+    Attributes:
+        model_default: name or folder of the model used without ``--model``; "" when none is chosen.
+        model_paths: further folders with MLX models.
+        trust_policy: "own" or "trusted".
+        quota_bytes: the most the store may hold.
+        min_free_bytes: what stays free on its disk.
+        listen: HOST:PORT texts.
+        listen_asked: whether the addresses were asked for (a taken port is then an error, not a reason to move).
+        bootstrap: multiaddress texts.
+        numerics: "compatible" or "exact".
+        announce_interval_s: seconds between two announcements of the same artifact.
+        origins: key -> "default", "config.toml", "environment" or "flag".
+    """
+
+    model_default: str
+    model_paths: tuple[str, ...]
+    trust_policy: str
+    quota_bytes: int
+    min_free_bytes: int
+    listen: tuple[str, ...]
+    listen_asked: bool
+    bootstrap: tuple[str, ...]
+    numerics: str
+    announce_interval_s: float
+    origins: Mapping[str, str]
+
+    def values(self) -> dict[str, Any]:
+        """Every key and its value, in the order of the documentation."""
+        return {
+            "model.default": self.model_default,
+            "model.paths": list(self.model_paths),
+            "trust.policy": self.trust_policy,
+            "store.quota_bytes": self.quota_bytes,
+            "store.min_free_bytes": self.min_free_bytes,
+            "network.listen": list(self.listen),
+            "network.bootstrap": list(self.bootstrap),
+            "reuse.numerics": self.numerics,
+            "announce.interval_s": self.announce_interval_s,
+        }
+
+
+def nearest_key(key: str) -> str:
+    """The known key most like a misspelt one."""
+    return max(_BY_KEY, key=lambda known: difflib.SequenceMatcher(None, key, known).ratio())
+
+
+def _parse(key: str, value: Any, where: str) -> Any:
+    setting = _BY_KEY.get(key)
+    if setting is None:
+        raise ConfigError(
+            f"unknown setting {key!r} in {where}", hint=f"did you mean {nearest_key(key)!r}? kvnet config show lists all"
+        )
+    try:
+        return setting.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{key} in {where}: {error}, found {value!r}") from error
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _file_values(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        table = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return _flatten(table)
+
+
+def _disk_free_and_total(directory: Path) -> tuple[int, int]:
+    while not directory.exists():
+        directory = directory.parent
+    usage = shutil.disk_usage(directory)
+    return usage.free, usage.total
+
+
+def _held_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def default_quota_bytes(free_bytes: int, held_bytes: int) -> int:
+    """50 GB, or 20 % of what is free where that is less; what the store already holds counts as free."""
+    return min(MAX_DEFAULT_QUOTA_BYTES, (free_bytes + held_bytes) // 5)
+
+
+def default_min_free_bytes(free_bytes: int, total_bytes: int) -> int:
+    """20 GB; on smaller or fuller disks the least of that, a tenth of the disk, and half of what is free now.
+
+    A node on a small disk is then still of use, and never takes the last half of what is left.
+    """
+    return min(DEFAULT_MIN_FREE_BYTES, total_bytes // 10, free_bytes // 2)
+
+
+def load_config(
+    data_dir: Path, *, flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> Config:
+    """Read all sources and resolve every setting.
+
+    Args:
+        data_dir: the data directory; neither it nor its ``config.toml`` needs to exist.
+        flags: dotted key -> value given on the command line; values that are None or empty are ignored.
+        environment: by default the process's own.
+
+    Raises:
+        ConfigError: an unknown key (naming the nearest), a value of the wrong kind, or a file that is not TOML.
+    """
+    environment = os.environ if environment is None else environment
+    free, total = _disk_free_and_total(data_dir)
+    values: dict[str, Any] = {
+        "model.default": "",
+        "model.paths": (),
+        "trust.policy": "trusted",
+        "store.quota_bytes": default_quota_bytes(free, _held_bytes(data_dir / "store")),
+        "store.min_free_bytes": default_min_free_bytes(free, total),
+        "network.listen": DEFAULT_LISTEN,
+        "network.bootstrap": (),
+        "reuse.numerics": "compatible",
+        "announce.interval_s": 900.0,
+    }
+    origins = dict.fromkeys(values, "default")
+    for key, value in _file_values(data_dir / "config.toml").items():
+        values[key], origins[key] = _parse(key, value, "config.toml"), "config.toml"
+    for setting in SETTINGS:
+        if (text := environment.get(setting.environment_name)) is not None:
+            values[setting.key] = _parse(setting.key, text, setting.environment_name)
+            origins[setting.key] = "environment"
+    for key, value in (flags or {}).items():
+        if value is not None and value not in ([], (), ""):
+            values[key], origins[key] = _parse(key, value, "the command line"), "flag"
+    for address in values["network.listen"]:
+        parse_listen(address)
+    return Config(
+        model_default=values["model.default"],
+        model_paths=values["model.paths"],
+        trust_policy=values["trust.policy"],
+        quota_bytes=values["store.quota_bytes"],
+        min_free_bytes=values["store.min_free_bytes"],
+        listen=values["network.listen"],
+        listen_asked=origins["network.listen"] != "default",
+        bootstrap=values["network.bootstrap"],
+        numerics=values["reuse.numerics"],
+        announce_interval_s=values["announce.interval_s"],
+        origins=origins,
+    )
+
+
+_LISTEN = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<four>[0-9.]+)):(?P<port>\d{1,5})")
+_LISTEN_MULTIADDR = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9A-Fa-f:.]+)/tcp/(?P<port>\d{1,5})")
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """The host and port of a listen address: ``HOST:PORT``, ``[HOST6]:PORT``, ``/ip4/…/tcp/…`` or ``/ip6/…/tcp/…``.
+
+    Raises:
+        ConfigError: neither form, a host that is no IP address, or a port over 65535.
+    """
+    import ipaddress
+
+    if match := _LISTEN.fullmatch(text):
+        host, port = match["six"] or match["four"], int(match["port"])
+    elif match := _LISTEN_MULTIADDR.fullmatch(text):
+        host, port = match["host"], int(match["port"])
+    else:
+        host, port = "", -1
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
+        raise ConfigError(
+            f"expected a listen address such as 127.0.0.1:0, [::]:5864 or /ip4/0.0.0.0/tcp/5864, found {text!r}"
+        )
+    return host, port

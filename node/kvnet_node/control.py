@@ -1,0 +1,313 @@
+"""The control socket: how a verb asks the running node of its data directory to do the work.
+
+One Unix socket, 0600, one operation per connection. Each direction carries frames of a big-endian 32-bit length and
+that many bytes of JSON. The asker sends one request; the node answers with any number of events and one result or
+error. An asker that goes away cancels its operation.
+"""
+
+import os
+import shutil
+import socket as stdlib_socket
+import stat
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+import kvnet
+from kvnet.errors import KvnetError, ProtocolViolationError
+from kvnet_node.events import Event, Note, Progress, TextDelta
+from kvnet_node.failures import Failure, error_of, failure_of
+
+MAX_SOCKET_PATH_BYTES = 100
+"""``sun_path`` holds 104 bytes on macOS and 108 on Linux, the terminating zero included."""
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""A chat with a long history fits; a runaway length does not."""
+CONTROL_VERSION = 1
+MAX_CONNECTIONS = 64
+
+_LENGTH = struct.Struct(">I")
+
+OnEvent = Callable[[Event], None]
+
+
+class NodeGoneError(KvnetError):
+    """The running node ended before the operation did."""
+
+    code = "node_gone"
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the asker sends."""
+
+    control_version: int
+    kvnet_version: str
+    operation: str
+    request: msgspec.Raw
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One frame of the answer; exactly one field is set, and a result or an error is the last."""
+
+    event: msgspec.Raw | None = None
+    result: msgspec.Raw | None = None
+    error: Failure | None = None
+
+
+async def send_frame(stream: trio.abc.SendStream, value: Any) -> None:
+    """Send one value as a frame.
+
+    Raises:
+        ProtocolViolationError: it is over ``MAX_FRAME_BYTES``.
+    """
+    data = msgspec.json.encode(value)
+    if len(data) > MAX_FRAME_BYTES:
+        raise ProtocolViolationError(f"expected at most {MAX_FRAME_BYTES} bytes in one frame, found {len(data)}")
+    await stream.send_all(_LENGTH.pack(len(data)) + data)
+
+
+class FrameStream:
+    """Reads frames from a stream."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def receive(self) -> bytes | None:
+        """The bytes of the next frame; None at a clean end between frames.
+
+        Raises:
+            ProtocolViolationError: a length over the limit, or an end inside a frame.
+        """
+        if not await self._fill(_LENGTH.size):
+            if self._buffer:
+                raise ProtocolViolationError(f"expected a whole frame, found the end after {len(self._buffer)} bytes")
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolViolationError(f"expected at most {MAX_FRAME_BYTES} bytes in one frame, found {length}")
+        if not await self._fill(_LENGTH.size + length):
+            raise ProtocolViolationError(f"expected a frame of {length} bytes, found the end inside it")
+        frame = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+        del self._buffer[: _LENGTH.size + length]
+        return frame
+
+    async def _fill(self, n_bytes: int) -> bool:
+        while len(self._buffer) < n_bytes:
+            received = await self._stream.receive_some(65536)
+            if not received:
+                return False
+            self._buffer += received
+        return True
+
+
+class EventOutbox:
+    """Events on their way to a slow reader: text is joined, progress of one stage is replaced by the newest.
+
+    What waits is therefore bounded by the generated text and the number of stages, and ``put`` never blocks.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Event] = []
+        self._arrived = trio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            self._waiting[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, Progress) and isinstance(last, Progress) and last.stage == event.stage:
+            self._waiting[-1] = event
+        else:
+            self._waiting.append(event)
+        self._arrived.set()
+
+    def take(self) -> list[Event]:
+        """Everything that waits."""
+        taken, self._waiting = self._waiting, []
+        self._arrived = trio.Event()
+        return taken
+
+    async def wait(self) -> None:
+        """Return when something waits."""
+        await self._arrived.wait()
+
+
+Handler = Callable[[str, bytes, OnEvent], Awaitable[Any]]
+"""Runs an operation: name, JSON of the request, where events go; returns the result as a struct."""
+
+
+def choose_socket_path(wanted: Path) -> tuple[Path, Path | None]:
+    """Where the control socket goes: ``wanted``, or a short path in a new 0700 temporary directory.
+
+    Returns:
+        The path, and the temporary directory to remove afterwards (None when ``wanted`` fits).
+    """
+    if len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES:
+        return wanted, None
+    directory = Path(tempfile.mkdtemp(prefix="kvnet-"))
+    if len(os.fsencode(directory / "control.sock")) > MAX_SOCKET_PATH_BYTES:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="kvnet-", dir="/tmp"))  # noqa: S108 - made 0700 under a new name
+    return directory / "control.sock", directory
+
+
+def _remove_stale_socket(path: Path) -> None:
+    # Only called by the owner of the data directory's lock, so whatever socket is there belongs to nobody alive.
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    except FileNotFoundError:
+        return
+
+
+@asynccontextmanager
+async def control_socket(wanted: Path) -> AsyncIterator[tuple[trio.SocketListener, Path]]:
+    """A listening Unix socket that only this user can reach, and its path; removed at the end.
+
+    The caller owns the lock of the data directory.
+    """
+    path, directory = choose_socket_path(wanted)
+    _remove_stale_socket(path)
+    socket = stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+    try:
+        # The mode comes from the umask: a chmod afterwards would leave a moment in which others may connect.
+        previous = os.umask(0o177)
+        try:
+            socket.bind(os.fspath(path))
+        finally:
+            os.umask(previous)
+        socket.listen(MAX_CONNECTIONS)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket))
+        try:
+            yield listener, path
+        finally:
+            await listener.aclose()
+    finally:
+        socket.close()
+        path.unlink(missing_ok=True)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+async def serve_control(listener: trio.SocketListener, handler: Handler) -> None:
+    """Answer on a control socket until cancelled; an operation that fails ends its own connection only."""
+    limit = trio.CapacityLimiter(MAX_CONNECTIONS)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with limit:
+            await _answer(stream, handler)
+
+    await trio.serve_listeners(answer, [listener])
+
+
+async def _answer(stream: trio.SocketStream, handler: Handler) -> None:
+    frames = FrameStream(stream)
+    try:
+        async with stream:
+            data = await frames.receive()
+            if data is not None:
+                reply = await _run_call(stream, frames, data, handler)
+                if reply is not None:
+                    await send_frame(stream, reply)
+    except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolViolationError):
+        return  # the asker went away, or is no kvnet
+
+
+async def _run_call(
+    stream: trio.SocketStream, frames: FrameStream, data: bytes, handler: Handler
+) -> Reply | None:
+    """The final reply, or None when the asker went away."""
+    outbox = EventOutbox()
+    reply: Reply | None = None
+    try:
+        call = msgspec.json.decode(data, type=Call)
+        _check_version(call)
+    except (msgspec.MsgspecError, KvnetError) as error:
+        return Reply(error=failure_of(_as_kvnet_error(error)))
+    async with trio.open_nursery() as nursery:
+
+        async def cancel_when_asker_leaves() -> None:
+            try:
+                await frames.receive()
+            except (trio.BrokenResourceError, ProtocolViolationError):
+                pass
+            nursery.cancel_scope.cancel()
+
+        async def forward_events() -> None:
+            while True:
+                await outbox.wait()
+                await _send_events(stream, outbox)
+
+        nursery.start_soon(cancel_when_asker_leaves)
+        nursery.start_soon(forward_events)
+        try:
+            result = await handler(call.operation, bytes(call.request), outbox.put)
+            reply = Reply(result=msgspec.Raw(msgspec.json.encode(result)))
+        except Exception as error:  # noqa: BLE001 - whatever an operation raises is its asker's, not the node's
+            reply = Reply(error=failure_of(error))
+        nursery.cancel_scope.cancel()
+    if reply is not None:
+        await _send_events(stream, outbox)
+    return reply
+
+
+async def _send_events(stream: trio.SocketStream, outbox: EventOutbox) -> None:
+    # Shielded: half a frame would make the rest of the stream unreadable. A reader that stopped is bounded by time.
+    with trio.move_on_after(10, shield=True) as scope:
+        for event in outbox.take():
+            await send_frame(stream, Reply(event=msgspec.Raw(msgspec.json.encode(event))))
+    if scope.cancelled_caught:
+        raise trio.BrokenResourceError("the asker stopped reading")
+
+
+def _as_kvnet_error(error: Exception) -> KvnetError:
+    return error if isinstance(error, KvnetError) else ProtocolViolationError(f"not a control request: {error}")
+
+
+def _check_version(call: Call) -> None:
+    if call.control_version != CONTROL_VERSION:
+        raise ProtocolViolationError(
+            f"expected control protocol {CONTROL_VERSION} (kvnet {kvnet.__version__}), "
+            f"found {call.control_version} (kvnet {call.kvnet_version})",
+            hint="the running node and this command are different versions: kvnet node stop, then start it again",
+        )
+
+
+async def connect_control(path: Path) -> trio.SocketStream | None:
+    """A connection to the node listening there; None when nobody does."""
+    try:
+        return await trio.open_unix_socket(path)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        return None
+
+
+async def call_node(stream: trio.SocketStream, operation: str, request: Any, on_event: OnEvent) -> bytes:
+    """Have the node at the other end run an operation; returns the JSON of its result.
+
+    Cancelling this call closes the connection, which cancels the operation.
+
+    Raises:
+        KvnetError: of the class the operation raised in the node, or ``NodeGoneError``.
+    """
+    call = Call(CONTROL_VERSION, kvnet.__version__, operation, msgspec.Raw(msgspec.json.encode(request)))
+    async with stream:
+        try:
+            await send_frame(stream, call)
+            frames = FrameStream(stream)
+            while (data := await frames.receive()) is not None:
+                reply = msgspec.json.decode(data, type=Reply)
+                if reply.event is not None:
+                    on_event(msgspec.json.decode(reply.event, type=Progress | TextDelta | Note))
+                elif reply.error is not None:
+                    raise error_of(reply.error)
+                elif reply.result is not None:
+                    return bytes(reply.result)
+        except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
+            raise NodeGoneError(f"the running node broke off: {error}", hint="kvnet node status") from error
+    raise NodeGoneError("the running node ended before the operation did", hint="kvnet node start, then try again")

@@ -1,0 +1,143 @@
+"""Where an operation runs: in the running node of the data directory, or here under its lock."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from kvnet.errors import DataDirLockedError
+from kvnet.store.lock import DataDirLock
+from kvnet_node.control import call_node, connect_control
+from kvnet_node.events import Event
+from kvnet_node.operations.registry import Operation, operation
+from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvnet_node.invocation import Settings
+
+LOCK_WAIT_S = 5.0
+"""How long a verb waits for another verb to finish before it says who owns the data directory."""
+LOCK_POLL_S = 0.05
+STOP_WAIT_S = 30.0
+"""A node that has not gone by then is reported, not killed."""
+
+OnEvent = Callable[[Event], None]
+
+
+def run_operation(settings: "Settings", name: str, request: Request, on_event: OnEvent) -> Result:
+    """Run an operation and return its result.
+
+    Raises:
+        DataDirLockedError: another process owns the data directory and answers on no control socket.
+        KvnetError: whatever the operation raises, of the same class wherever it ran.
+    """
+    return trio.run(_run, settings, operation(name), request, on_event, strict_exception_groups=True)
+
+
+async def _run(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
+    lock = DataDirLock(settings.paths.data_dir)
+    deadline = trio.current_time() + LOCK_WAIT_S
+    while True:
+        result = await _run_remotely(lock, wanted, request, on_event)
+        if result is not None:
+            return result
+        try:
+            lock.acquire()
+            break
+        except DataDirLockedError:
+            if trio.current_time() >= deadline:
+                raise
+        await trio.sleep(LOCK_POLL_S)
+    try:
+        return await run_locally(settings, wanted, request, on_event)
+    finally:
+        lock.release()
+
+
+async def _run_remotely(
+    lock: DataDirLock, wanted: Operation, request: Request, on_event: OnEvent
+) -> Result | None:
+    """The result from the running node; None when no node answers."""
+    import msgspec
+
+    owner = lock.owner()
+    if owner is None or not owner.control_socket:
+        return None
+    stream = await connect_control(owner.control_socket)
+    if stream is None:
+        return None
+    return msgspec.json.decode(await call_node(stream, wanted.name, request, on_event), type=wanted.result)
+
+
+async def run_locally(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
+    """Run an operation with services opened for it alone; the caller owns the lock."""
+    from kvnet_node.operations.context import OperationContext
+    from kvnet_node.wiring import open_services
+
+    async with open_services(settings, network=wanted.needs_network, serving=False) as services:
+        return await wanted.load()(OperationContext(services, on_event), request)
+
+
+def stop_node(settings: "Settings") -> StopResult:
+    """Stop the running node and wait until its process has let go of the data directory.
+
+    Returns:
+        The result with the process id; 0 when no node was running.
+
+    Raises:
+        DataDirLockedError: something else owns the data directory, or the node does not go.
+    """
+    result = trio.run(_ask_to_stop, settings)
+    if result is None:
+        return StopResult(pid=0)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while _is_alive(result.pid) and _is_locked(settings):
+        if time.monotonic() > deadline:
+            raise DataDirLockedError(
+                f"the node (process {result.pid}) was asked to stop and is still there after {STOP_WAIT_S:.0f} s",
+                hint=f"look at {settings.paths.log_file}; kill {result.pid} ends it",
+            )
+        time.sleep(LOCK_POLL_S)
+    return result
+
+
+async def _ask_to_stop(settings: "Settings") -> StopResult | None:
+    lock = DataDirLock(settings.paths.data_dir)
+    result: Any = await _run_remotely(lock, operation("node stop"), StopRequest(), lambda _event: None)
+    return result if isinstance(result, StopResult) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_locked(settings: "Settings") -> bool:
+    lock = DataDirLock(settings.paths.data_dir)
+    try:
+        lock.acquire()
+    except DataDirLockedError:
+        return True
+    lock.release()
+    return False
+
+
+@contextmanager
+def locked(settings: "Settings") -> "Iterator[DataDirLock]":
+    """The data directory's lock, held."""
+    lock = DataDirLock(settings.paths.data_dir)
+    lock.acquire()
+    try:
+        yield lock
+    finally:
+        lock.release()

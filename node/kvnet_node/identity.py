@@ -1,0 +1,309 @@
+"""Who this node is: publisher keys, the peer key, namespaces, and the publishers it trusts.
+
+Everything is made at first use. Every secret is a file of its own, 0600 from its first byte, and is never printed,
+logged or sent. The caller owns the lock of the data directory, so no two processes write here at once.
+"""
+
+import datetime
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.format.hashes import NamespaceId
+from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
+from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
+from kvnet.trust.policy import TrustPolicy
+from kvnet_node.paths import DataPaths, write_private
+
+MINE = "mine"
+MAX_KEPT_NAMESPACES = 7
+"""A node is in at most 8 namespaces; one is ``mine``."""
+MAX_NAMESPACE_FILE_BYTES = 4096
+SEED_BYTES = 32
+
+_KEY_FILE = re.compile(r"publisher-(\d{4})\.key")
+_SEED_LINE = re.compile(rb"kvnet (publisher|peer) seed v1: ([0-9a-f]{64})\n?")
+
+
+class TrustedPublisher(msgspec.Struct, frozen=True):
+    """A publisher this node trusts."""
+
+    publisher: str
+    label: str
+    since: str
+
+
+class _TrustedFile(msgspec.Struct, frozen=True):
+    publishers: list[TrustedPublisher]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    """A publisher key of this node, the public half."""
+
+    publisher: str
+    current: bool
+
+
+class NodeIdentity:
+    """The identity in one data directory; fulfils ``kvnet.exchange.identity.Identity``.
+
+    Args:
+        paths: of the data directory.
+        policy: "own" or "trusted".
+    """
+
+    def __init__(self, paths: DataPaths, policy: str) -> None:
+        self._paths = paths
+        self._policy_name = policy
+        self._keys: list[PublisherKey] = []
+        self._trusted: list[TrustedPublisher] = []
+        self._namespaces: list[tuple[Path, Namespace]] = []
+        self._peer_seed = b""
+
+    def load(self) -> None:
+        """Read everything, and make what is missing.
+
+        Raises:
+            ConfigError: a file that is not what it should be, or that others may read.
+        """
+        numbered = sorted(path for path in self._paths.keys_dir.glob("*.key") if _KEY_FILE.fullmatch(path.name))
+        self._keys = [PublisherKey(_read_seed(path, b"publisher")) for path in numbered]
+        if not self._keys:
+            self.new_key()
+        peer_file = self._paths.keys_dir / "peer.key"
+        if not peer_file.exists():
+            _write_seed(peer_file, b"peer", secrets.token_bytes(SEED_BYTES))
+        self._peer_seed = _read_seed(peer_file, b"peer")
+        self._load_namespaces()
+        self._load_trusted()
+
+    def _load_namespaces(self) -> None:
+        mine = self._mine_file
+        if not mine.exists():
+            fresh = Namespace(MINE, secrets.token_bytes(32), secrets.token_bytes(32))
+            write_private(mine, encode_namespace_file(fresh))
+        kept = sorted(self._paths.namespaces_dir.glob("kept-*.kvns"))
+        self._namespaces = [(path, _read_namespace(path)) for path in [mine, *kept]]
+
+    def _load_trusted(self) -> None:
+        try:
+            content = self._paths.trusted_file.read_bytes()
+        except FileNotFoundError:
+            self._trusted = []
+            return
+        try:
+            self._trusted = msgspec.json.decode(content, type=_TrustedFile).publishers
+            for entry in self._trusted:
+                parse_publisher_text(entry.publisher)
+        except (msgspec.DecodeError, UsageError) as error:
+            raise ConfigError(
+                f"expected a list of trusted publishers in {self._paths.trusted_file}, found something else: {error}"
+            ) from error
+
+    @property
+    def _mine_file(self) -> Path:
+        return self._paths.namespaces_dir / "mine.kvns"
+
+    # --- what the use cases read ---
+
+    def signing_key(self) -> PublisherKey:
+        """The publisher key that signs what this node adds: the newest."""
+        return self._keys[-1]
+
+    def policy(self) -> TrustPolicy:
+        """Whose artifacts may be used now."""
+        return TrustPolicy(
+            self._policy_name,  # type: ignore[arg-type]
+            own=frozenset(key.public for key in self._keys),
+            trusted=frozenset(parse_publisher_text(entry.publisher) for entry in self._trusted),
+        )
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Every namespace this node is in; ``mine`` first."""
+        return tuple(namespace for _, namespace in self._namespaces)
+
+    @property
+    def peer_seed(self) -> bytes:
+        """Seed of the peer key, 32 bytes; secret."""
+        return self._peer_seed
+
+    @property
+    def policy_name(self) -> str:
+        """The trust policy in force."""
+        return self._policy_name
+
+    # --- keys ---
+
+    def publisher(self) -> str:
+        """Publisher text of the signing key."""
+        return publisher_text(self.signing_key().public)
+
+    def own_keys(self) -> list[OwnKey]:
+        """All keys of this node, the newest first."""
+        newest = self._keys[-1].public
+        return [OwnKey(publisher_text(key.public), key.public == newest) for key in reversed(self._keys)]
+
+    def new_key(self) -> str:
+        """Make a new signing key and return its publisher text; older ones stay this node's own."""
+        number = 1 + max((int(match[1]) for match in map(_KEY_FILE.fullmatch, self._key_names()) if match), default=0)
+        seed = secrets.token_bytes(SEED_BYTES)
+        _write_seed(self._paths.keys_dir / f"publisher-{number:04d}.key", b"publisher", seed)
+        self._keys.append(PublisherKey(seed))
+        return self.publisher()
+
+    def _key_names(self) -> list[str]:
+        directory = self._paths.keys_dir
+        return [path.name for path in directory.iterdir()] if directory.is_dir() else []
+
+    # --- trusted publishers ---
+
+    def trusted(self) -> list[TrustedPublisher]:
+        """The publishers this node trusts, oldest first."""
+        return list(self._trusted)
+
+    def trust(self, publisher: str, label: str) -> tuple[str, bool]:
+        """Trust a publisher.
+
+        Returns:
+            Its publisher text, and whether that changed anything.
+
+        Raises:
+            UsageError: not a publisher text, or this node's own key.
+        """
+        text = publisher_text(parse_publisher_text(publisher))
+        if any(key.publisher == text for key in self.own_keys()):
+            raise UsageError(
+                f"{text} is this node's own key, which is always believed",
+                hint="run kvnet key show on the other machine and trust what it prints",
+            )
+        if any(entry.publisher == text for entry in self._trusted):
+            return text, False
+        since = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        self._write_trusted([*self._trusted, TrustedPublisher(text, label, since)])
+        return text, True
+
+    def untrust(self, publisher_or_label: str) -> str:
+        """Trust a publisher no longer; it is named by publisher text or by its label.
+
+        Raises:
+            UsageError: nobody trusted has that text or label, or several have the label.
+        """
+        matching = [entry for entry in self._trusted if publisher_or_label in {entry.publisher, entry.label} - {""}]
+        if len(matching) != 1:
+            found = f"{len(matching)} publishers" if matching else "none"
+            raise UsageError(
+                f"expected one trusted publisher named {publisher_or_label!r}, found {found}",
+                hint="kvnet key list shows them",
+            )
+        self._write_trusted([entry for entry in self._trusted if entry is not matching[0]])
+        return matching[0].publisher
+
+    def _write_trusted(self, publishers: list[TrustedPublisher]) -> None:
+        write_private(self._paths.trusted_file, msgspec.json.format(msgspec.json.encode(_TrustedFile(publishers))) + b"\n")
+        self._trusted = publishers
+
+    # --- namespaces ---
+
+    def export_namespace(self, target: Path) -> NamespaceId:
+        """Write ``mine`` to a new file, 0600.
+
+        Raises:
+            UsageError: something is there already (a terminal or another device included), or it cannot be written.
+        """
+        mine = self.namespaces()[0]
+        try:
+            write_private(target, encode_namespace_file(mine), replace=False)
+        except FileExistsError as error:
+            raise UsageError(
+                f"expected a file that does not exist yet, found {target}",
+                hint="secrets are written to a new file only; name another, or delete this one",
+            ) from error
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+        return mine.id
+
+    def import_namespace(
+        self, source: Path, *, keep_old: bool, count: Callable[[NamespaceId], int]
+    ) -> tuple[NamespaceId, NamespaceId | None]:
+        """Make the namespace of a file this node's ``mine``.
+
+        Args:
+            source: what ``export_namespace`` wrote.
+            keep_old: keep the one it replaces, for what is in it.
+            count: how many artifacts of a namespace the store holds.
+
+        Returns:
+            The id of ``mine`` now, and of the namespace kept (None when none was).
+
+        Raises:
+            UsageError: the file cannot be read.
+            MalformedError: it is no namespace file.
+            StoreError: the old namespace holds artifacts and ``keep_old`` is False, or too many are kept.
+        """
+        new = decode_namespace_file(_read_bounded(source))
+        old = self.namespaces()[0]
+        if new.id == old.id:
+            return new.id, None
+        held = count(old.id)
+        if held and not keep_old:
+            raise StoreError(
+                f"the namespace to be replaced holds {held} artifact{'s' if held != 1 else ''}, "
+                "which nobody could look up any more",
+                hint="kvnet namespace import --keep-old keeps it for them",
+            )
+        kept = self._namespaces[1:]
+        if held:
+            if len(kept) >= MAX_KEPT_NAMESPACES:
+                raise StoreError(f"a node is in at most {MAX_KEPT_NAMESPACES + 1} namespaces; this one is already")
+            kept_file = self._paths.namespaces_dir / f"kept-{old.id.hex()[:16]}.kvns"
+            write_private(kept_file, encode_namespace_file(old))
+        write_private(self._mine_file, encode_namespace_file(Namespace(MINE, new.prefix_secret, new.lookup_secret)))
+        for path, namespace in kept:
+            if namespace.id == new.id:
+                path.unlink()
+        self._load_namespaces()
+        return new.id, old.id if held else None
+
+
+def _read_bounded(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_NAMESPACE_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_namespace(path: Path) -> Namespace:
+    _check_private(path)
+    return decode_namespace_file(_read_bounded(path))
+
+
+def _check_private(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path} holds a secret and others may read it (mode {mode:04o}, expected 0600)",
+            hint=f"chmod 600 {path}; if others may have read it, make a new one",
+        )
+
+
+def _write_seed(path: Path, kind: bytes, seed: bytes) -> None:
+    write_private(path, b"kvnet " + kind + b" seed v1: " + seed.hex().encode() + b"\n", replace=False)
+
+
+def _read_seed(path: Path, kind: bytes) -> bytes:
+    _check_private(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
+        match = _SEED_LINE.fullmatch(file.read(256))
+    if match is None or match[1] != kind:
+        raise ConfigError(f"expected a {kind.decode()} key in {path}, found something else")
+    return bytes.fromhex(match[2].decode())

@@ -1,0 +1,37 @@
+"""Operations on publisher keys."""
+
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.requests import (
+    KeyEntry, KeyListResult, KeyRequest, KeyResult, TrustRequest, TrustResult,
+)
+
+
+async def new(context: OperationContext, request: KeyRequest) -> KeyResult:  # noqa: ARG001
+    """Make a new signing key."""
+    identity = context.services.identity
+    return KeyResult(identity.new_key(), context.services.peer_text)
+
+
+async def show(context: OperationContext, request: KeyRequest) -> KeyResult:  # noqa: ARG001
+    """The signing key, its public half."""
+    return KeyResult(context.services.identity.publisher(), context.services.peer_text)
+
+
+async def list_keys(context: OperationContext, request: KeyRequest) -> KeyListResult:  # noqa: ARG001
+    """Own and trusted keys."""
+    identity = context.services.identity
+    own = [KeyEntry(key.publisher, "signing" if key.current else "own") for key in identity.own_keys()]
+    trusted = [KeyEntry(entry.publisher, "trusted", entry.label, entry.since) for entry in identity.trusted()]
+    return KeyListResult([*own, *trusted], identity.policy_name)
+
+
+async def trust(context: OperationContext, request: TrustRequest) -> TrustResult:
+    """Trust a publisher."""
+    publisher, changed = context.services.identity.trust(request.publisher, request.label)
+    return TrustResult(publisher, trusted=True, changed=changed, label=request.label)
+
+
+async def untrust(context: OperationContext, request: TrustRequest) -> TrustResult:
+    """Trust a publisher no longer."""
+    publisher = context.services.identity.untrust(request.publisher)
+    return TrustResult(publisher, trusted=False, changed=True)

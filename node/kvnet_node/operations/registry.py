@@ -1,0 +1,91 @@
+"""The table of operations: name -> request type, result type and the function that does it.
+
+Functions are named, not imported, so that a verb which sends its request to the running node loads neither trio's
+users nor the library's heavy parts.
+"""
+
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvnet.errors import UsageError
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+
+OperationFunction = Callable[[OperationContext, Any], Awaitable[r.Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: as in results and on the control socket.
+        request: the type of its request.
+        result: the type of its result.
+        function: "module:function" under ``kvnet_node.operations``.
+        needs_network: a local run opens a short-lived network.
+        needs_engine: it may start an engine process.
+        node_only: it means something only in a running node.
+    """
+
+    name: str
+    request: type[r.Request]
+    result: type[r.Result]
+    function: str
+    needs_network: bool = False
+    needs_engine: bool = False
+    node_only: bool = False
+
+    def load(self) -> OperationFunction:
+        """Import the function."""
+        module, _, function = self.function.partition(":")
+        loaded: OperationFunction = getattr(importlib.import_module(f"kvnet_node.operations.{module}"), function)
+        return loaded
+
+
+OPERATIONS: dict[str, Operation] = {
+    operation.name: operation
+    for operation in (
+        Operation("add", r.AddRequest, r.AddResult, "generation:add", needs_engine=True),
+        Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True, needs_engine=True),
+        Operation(
+            "generate", r.GenerateRequest, r.GenerateResult, "generation:generate", needs_network=True, needs_engine=True
+        ),
+        Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True),
+        Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts"),
+        Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show"),
+        Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),
+        Operation("pin", r.ArtifactRequest, r.PinResult, "artifacts:pin"),
+        Operation("unpin", r.ArtifactRequest, r.PinResult, "artifacts:unpin"),
+        Operation("rm", r.ArtifactRequest, r.RemoveResult, "artifacts:remove"),
+        Operation("gc", r.CollectRequest, r.CollectResult, "artifacts:collect_garbage"),
+        Operation("export", r.ExportRequest, r.ExportResult, "containers:export"),
+        Operation("import", r.ImportRequest, r.ImportResult, "containers:import_container"),
+        Operation("store rebuild", r.RebuildRequest, r.RebuildResult, "containers:rebuild"),
+        Operation("key new", r.KeyRequest, r.KeyResult, "keys:new"),
+        Operation("key show", r.KeyRequest, r.KeyResult, "keys:show"),
+        Operation("key list", r.KeyRequest, r.KeyListResult, "keys:list_keys"),
+        Operation("key trust", r.TrustRequest, r.TrustResult, "keys:trust"),
+        Operation("key untrust", r.TrustRequest, r.TrustResult, "keys:untrust"),
+        Operation("namespace list", r.NamespaceListRequest, r.NamespaceListResult, "namespaces:list_namespaces"),
+        Operation("namespace export", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:export"),
+        Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
+        Operation("status", r.StatusRequest, r.StatusResult, "node:status"),
+        Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
+        Operation("peers", r.PeersRequest, r.PeersResult, "node:peers", needs_network=True),
+        Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest", needs_engine=True),
+    )
+}
+
+
+def operation(name: str) -> Operation:
+    """The operation of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (found := OPERATIONS.get(name)) is None:
+        raise UsageError(f"this node knows no operation {name!r}", hint="is the running node an older kvnet? restart it")
+    return found

@@ -1,0 +1,574 @@
+"""The requests and results of every operation: plain values that travel as JSON.
+
+The JSON names are the attribute names; a result's ``type`` is the operation's name. Paths are absolute, because the
+process that works may have another working directory. Secrets are in none of them.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all requests."""
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="type"):
+    """Base of all results."""
+
+
+# --- Named contexts and generation ---------------------------------------------------------------------------------
+
+
+class AddRequest(Request, frozen=True):
+    """Compute the K/V of files as a named context and keep it.
+
+    Attributes:
+        paths: absolute paths of files, directories or git repositories.
+        name: the context's name.
+        model: name or folder of the model; None for ``model.default`` or the only shareable one.
+        codec: "raw" or "shuffle+zstd-1".
+        dry_run: only say what would be done.
+    """
+
+    paths: list[str]
+    name: str
+    model: str | None = None
+    codec: str = "raw"
+    dry_run: bool = False
+
+
+class SkippedFile(msgspec.Struct, frozen=True):
+    """A file left out of a context, and why."""
+
+    path: str
+    reason: str
+
+
+class AddResult(Result, frozen=True, tag="add"):
+    """What ``add`` made.
+
+    Attributes:
+        artifact: the artifact hash as text; "" after a dry run.
+        name, version: the named context.
+        tokens: tokens in the artifact.
+        bytes: K/V bytes stored for it, as encoded.
+        new_bytes: those of them that were not held before.
+        reused_tokens: tokens whose K/V was restored instead of computed.
+        prefilled_tokens: tokens computed now.
+        prefill_s: seconds of prefill (an estimate after a dry run).
+        files: files in the layout.
+        skipped: files left out.
+        model: the model's name.
+        codec: how chunks are stored.
+        dry_run: nothing was computed or kept.
+    """
+
+    artifact: str
+    name: str
+    version: int
+    tokens: int
+    bytes: int
+    new_bytes: int
+    reused_tokens: int
+    prefilled_tokens: int
+    prefill_s: float
+    files: int
+    skipped: list[SkippedFile] = []
+    model: str = ""
+    codec: str = "raw"
+    dry_run: bool = False
+
+
+class AskRequest(Request, frozen=True):
+    """Answer a question over a named context."""
+
+    name: str
+    question: str
+    max_tokens: int = 256
+    no_reuse: bool = False
+
+
+class GenerateRequest(Request, frozen=True):
+    """Generate from a prompt or a chat; exactly one of ``prompt`` and ``messages`` is given.
+
+    Attributes:
+        model: name or folder of the model; None for the default.
+        prompt: the text of one user message.
+        messages: OpenAI chat messages.
+        max_tokens: at most this many new tokens.
+        no_reuse: look nothing up, store nothing.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    max_tokens: int = 256
+    no_reuse: bool = False
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where reused tokens came from.
+
+    Attributes:
+        source: "ram", "disk" or "peer".
+        tokens: tokens reused.
+        bytes: encoded K/V bytes read or fetched.
+        seconds: time until they were here and verified.
+        peer: peer id text, "" when no peer was asked.
+        signer: publisher text of who signed them.
+        artifact: artifact hash text.
+    """
+
+    source: str
+    tokens: int
+    bytes: int
+    seconds: float
+    peer: str = ""
+    signer: str = ""
+    artifact: str = ""
+
+
+class GenerateResult(Result, frozen=True, tag="generate"):
+    """A finished generation.
+
+    Attributes:
+        text: the whole text.
+        prompt_tokens: tokens of the rendered prompt.
+        reused_tokens: those of them not prefilled here.
+        sources: where the reused ones came from.
+        ttft_s: from request accepted to first token, in seconds.
+        prefill_s: seconds of prefill.
+        decode_s: seconds from the first to the last token.
+        finish_reason: "stop" or "length".
+        policy: the trust policy in force.
+        verdict: "EXACT" or "TOLERANT"; EXACT when nothing was reused.
+        generated_tokens: new tokens.
+        model: the model's name.
+        reasons: why nothing, or not more, was reused; each a few words.
+    """
+
+    text: str
+    prompt_tokens: int
+    reused_tokens: int
+    sources: list[Source]
+    ttft_s: float
+    prefill_s: float
+    decode_s: float
+    finish_reason: str
+    policy: str
+    verdict: str
+    generated_tokens: int = 0
+    model: str = ""
+    reasons: list[str] = []
+
+
+class AskResult(GenerateResult, frozen=True, tag="ask"):
+    """A finished answer; the fields of ``GenerateResult``."""
+
+
+class FetchRequest(Request, frozen=True):
+    """Fetch an artifact.
+
+    Attributes:
+        target: artifact hash or ticket.
+        addresses: multiaddress texts of peers to ask first (``--from``).
+        name: make it a named context of this name.
+    """
+
+    target: str
+    addresses: list[str] = []
+    name: str | None = None
+
+
+class Provided(msgspec.Struct, frozen=True):
+    """What one provider delivered."""
+
+    peer: str
+    address: str
+    bytes: int
+    chunks: int
+
+
+class FetchResult(Result, frozen=True, tag="fetch"):
+    """What ``fetch`` brought.
+
+    Attributes:
+        artifact: artifact hash text.
+        bytes: encoded bytes of the artifact.
+        chunks: chunks of the artifact.
+        fetched_chunks: chunks that came over the network now.
+        seconds: from start to published.
+        providers: who delivered what.
+        signer: publisher text of the signer.
+        name: the named context it became, or "".
+        complete: every chunk is held.
+        tokens: tokens of the artifact.
+        fetched_bytes: bytes that came over the network now.
+    """
+
+    artifact: str
+    bytes: int
+    chunks: int
+    fetched_chunks: int
+    seconds: float
+    providers: list[Provided]
+    signer: str
+    name: str
+    complete: bool
+    tokens: int = 0
+    fetched_bytes: int = 0
+
+
+# --- Artifacts in the store ----------------------------------------------------------------------------------------
+
+
+class ArtifactSummary(msgspec.Struct, frozen=True):
+    """One artifact in a list."""
+
+    artifact: str
+    names: list[str]
+    tokens: int
+    bytes: int
+    codec: str
+    complete: bool
+    pinned: bool
+    signer: str
+    own: bool
+    created: int
+    model: str = ""
+
+
+class ListRequest(Request, frozen=True):
+    """List the artifacts of this store."""
+
+
+class ListResult(Result, frozen=True, tag="list"):
+    """All artifacts held, newest first."""
+
+    artifacts: list[ArtifactSummary]
+
+
+class ArtifactRequest(Request, frozen=True):
+    """Something about one artifact: a full or short hash, ``NAME`` or ``NAME@3``."""
+
+    target: str
+
+
+class ShowResult(Result, frozen=True, tag="show"):
+    """Everything a manifest says, and what is held of it.
+
+    Attributes:
+        verdict: whose rules accept it: "accepted" or the reason of the refusal.
+        held_chunks: chunks held, of ``chunks``.
+        fingerprint: named parts of the fingerprint, digests in hex.
+        derived_from: artifact hash text and signer text of every source.
+    """
+
+    artifact: str
+    names: list[str]
+    tokens: int
+    blocks: int
+    chunks: int
+    held_chunks: int
+    bytes: int
+    codec: str
+    complete: bool
+    pinned: bool
+    signer: str
+    own: bool
+    policy: str
+    verdict: str
+    namespace: str
+    created: int
+    producer: dict[str, str]
+    fingerprint: dict[str, str]
+    derived_from: list[dict[str, str]]
+    context_bytes: int = 0
+
+
+class VerifyRequest(Request, frozen=True):
+    """Re-hash what is held; every artifact when ``target`` is empty."""
+
+    target: str = ""
+
+
+class VerifyResult(Result, frozen=True, tag="verify"):
+    """What verification found.
+
+    Attributes:
+        artifacts, chunks, bytes: what was read and matched.
+        bad_chunks: "artifact hash text/chunk index" of everything that did not match; quarantined.
+        missing_chunks: chunks not held.
+    """
+
+    artifacts: int
+    chunks: int
+    bytes: int
+    bad_chunks: list[str]
+    missing_chunks: int = 0
+
+
+class PinResult(Result, frozen=True, tag="pin"):
+    """An artifact is pinned, or no longer."""
+
+    artifact: str
+    pinned: bool
+
+
+class RemoveResult(Result, frozen=True, tag="rm"):
+    """An artifact, and the names that meant it, are gone."""
+
+    artifact: str
+    names: list[str]
+    freed_bytes: int
+
+
+class CollectRequest(Request, frozen=True):
+    """Remove what is not pinned until quota and free space are kept.
+
+    Attributes:
+        all: remove everything that is not pinned.
+    """
+
+    all: bool = False
+
+
+class CollectResult(Result, frozen=True, tag="gc"):
+    """What garbage collection removed."""
+
+    removed: list[str]
+    freed_bytes: int
+    held_bytes: int
+    quota_bytes: int
+
+
+class ExportRequest(Request, frozen=True):
+    """Write an artifact to a container file; ``path`` is absolute and must not exist."""
+
+    target: str
+    path: str
+
+
+class ExportResult(Result, frozen=True, tag="export"):
+    """The container that was written."""
+
+    artifact: str
+    path: str
+    bytes: int
+
+
+class ImportRequest(Request, frozen=True):
+    """Take an artifact from a container file; ``name`` makes it a named context."""
+
+    path: str
+    name: str | None = None
+
+
+class ImportResult(Result, frozen=True, tag="import"):
+    """The artifact that was taken in."""
+
+    artifact: str
+    bytes: int
+    tokens: int
+    signer: str
+    complete: bool
+    name: str = ""
+
+
+class RebuildRequest(Request, frozen=True):
+    """Make the index anew from the packs."""
+
+
+class RebuildResult(Result, frozen=True, tag="store rebuild"):
+    """What the new index holds."""
+
+    artifacts: int
+    chunks: int
+    seconds: float
+    refused: list[str] = []
+
+
+# --- Identity ------------------------------------------------------------------------------------------------------
+
+
+class KeyRequest(Request, frozen=True):
+    """Make, show or list publisher keys."""
+
+
+class KeyResult(Result, frozen=True, tag="key"):
+    """One publisher key of this node; the secret never leaves its file."""
+
+    publisher: str
+    peer: str
+    current: bool = True
+
+
+class TrustRequest(Request, frozen=True):
+    """Trust a publisher, or no longer.
+
+    Attributes:
+        publisher: publisher text.
+        label: a name for the person reading lists.
+    """
+
+    publisher: str
+    label: str = ""
+
+
+class TrustResult(Result, frozen=True, tag="trust"):
+    """Whether a publisher is trusted now, and whether that changed."""
+
+    publisher: str
+    trusted: bool
+    changed: bool
+    label: str = ""
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    """One key in a list.
+
+    Attributes:
+        role: "signing" (the one new artifacts are signed with), "own" or "trusted".
+    """
+
+    publisher: str
+    role: str
+    label: str = ""
+    since: str = ""
+
+
+class KeyListResult(Result, frozen=True, tag="key list"):
+    """Own and trusted publisher keys."""
+
+    keys: list[KeyEntry]
+    policy: str
+
+
+class NamespaceEntry(msgspec.Struct, frozen=True):
+    """One namespace of this node: its public id and how many artifacts it holds, no secrets."""
+
+    name: str
+    id: str
+    artifacts: int
+    current: bool
+
+
+class NamespaceListRequest(Request, frozen=True):
+    """List namespaces."""
+
+
+class NamespaceListResult(Result, frozen=True, tag="namespace list"):
+    """All namespaces of this node."""
+
+    namespaces: list[NamespaceEntry]
+
+
+class NamespaceFileRequest(Request, frozen=True):
+    """Export ``mine`` to, or import it from, a file.
+
+    Attributes:
+        path: absolute.
+        keep_old: on import, keep the namespace it replaces for what is held already.
+    """
+
+    path: str
+    keep_old: bool = False
+
+
+class NamespaceResult(Result, frozen=True, tag="namespace"):
+    """The namespace that was exported or imported."""
+
+    id: str
+    path: str
+    kept: str = ""
+
+
+# --- The node itself -----------------------------------------------------------------------------------------------
+
+
+class StatusRequest(Request, frozen=True):
+    """How the node is."""
+
+
+class StatusResult(Result, frozen=True, tag="status"):
+    """How the node is.
+
+    Attributes:
+        running: a node process serves this data directory.
+        reuse_verified: models that passed ``kvnet selftest`` on this machine.
+    """
+
+    running: bool
+    data_dir: str
+    version: str
+    publisher: str
+    peer: str
+    policy: str
+    artifacts: int
+    held_bytes: int
+    quota_bytes: int
+    pid: int = 0
+    uptime_s: float = 0.0
+    addresses: list[str] = []
+    peers: int = 0
+    model: str = ""
+    engines: list[str] = []
+    reuse_verified: list[str] = []
+    counters: dict[str, int] = {}
+
+
+class StopRequest(Request, frozen=True):
+    """End the running node."""
+
+
+class StopResult(Result, frozen=True, tag="node stop"):
+    """The node was asked to end; ``pid`` is the process that goes."""
+
+    pid: int
+
+
+class PeersRequest(Request, frozen=True):
+    """List connected peers, after connecting to the given addresses."""
+
+    connect: list[str] = []
+
+
+class PeerEntry(msgspec.Struct, frozen=True):
+    """One connected peer.
+
+    Attributes:
+        member: it proved to share a namespace with this node.
+        artifacts: artifacts it told of, when it did.
+    """
+
+    peer: str
+    addresses: list[str]
+    member: bool = False
+    artifacts: int = 0
+
+
+class PeersResult(Result, frozen=True, tag="peers"):
+    """Connected peers."""
+
+    peers: list[PeerEntry]
+    own_addresses: list[str] = []
+
+
+class SelftestRequest(Request, frozen=True):
+    """Prove export and restore of one model on this machine."""
+
+    model: str | None = None
+
+
+class SelftestResult(Result, frozen=True, tag="selftest"):
+    """What the self test measured; ``report`` holds every single case."""
+
+    model: str
+    passed: bool
+    equal_text: bool
+    max_logit_difference: float
+    cold_ttft_s: float
+    restored_ttft_s: float
+    prefix_tokens: int
+    report: dict[str, Any] = {}

@@ -1,0 +1,183 @@
+"""Where a node keeps its files.
+
+One data directory per node: ``--data-dir``, else ``KVNET_DATA_DIR``, else the platform's user data directory. It is
+readable by its owner alone and is left out of Time Machine, which would otherwise copy gigabytes of state that can
+be computed again.
+"""
+
+import os
+import plistlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvnet.errors import ConfigError
+
+TIME_MACHINE_ATTRIBUTE = "com.apple.metadata:com_apple_backup_excludeItem"
+"""The extended attribute by which macOS marks a path as left out of backups (what ``tmutil addexclusion`` sets)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPaths:
+    """Every path inside one data directory, by what it holds."""
+
+    data_dir: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The person's own settings, TOML."""
+        return self.data_dir / "config.toml"
+
+    @property
+    def keys_dir(self) -> Path:
+        """Publisher keys and the peer key, 0600 each."""
+        return self.data_dir / "keys"
+
+    @property
+    def namespaces_dir(self) -> Path:
+        """Namespace secrets, 0600 each."""
+        return self.data_dir / "namespaces"
+
+    @property
+    def trusted_file(self) -> Path:
+        """The trusted publishers."""
+        return self.data_dir / "trusted-publishers.json"
+
+    @property
+    def store_dir(self) -> Path:
+        """Packs and their index."""
+        return self.data_dir / "store"
+
+    @property
+    def names_dir(self) -> Path:
+        """Named contexts."""
+        return self.data_dir / "names"
+
+    @property
+    def network_dir(self) -> Path:
+        """What the network part remembers."""
+        return self.data_dir / "network"
+
+    @property
+    def control_socket(self) -> Path:
+        """The control socket of the running node, unless that path is too long."""
+        return self.data_dir / "control.sock"
+
+    @property
+    def listen_file(self) -> Path:
+        """The port chosen when a default one was taken."""
+        return self.data_dir / "listen.json"
+
+    @property
+    def verified_file(self) -> Path:
+        """Which models passed ``kvnet selftest`` on this machine."""
+        return self.data_dir / "selftest.json"
+
+    @property
+    def log_file(self) -> Path:
+        """The log of the running node."""
+        return self.data_dir / "node.log"
+
+    @property
+    def engine_dir(self) -> Path:
+        """Logs and sockets of engine processes, and cached model fingerprints."""
+        return self.data_dir / "engine"
+
+
+def default_data_dir() -> Path:
+    """``KVNET_DATA_DIR`` if set, else the platform's user data directory for kvnet."""
+    if from_environment := os.environ.get("KVNET_DATA_DIR"):
+        return Path(from_environment)
+    import platformdirs
+
+    return platformdirs.user_data_path("kvnet", appauthor=False)
+
+
+def default_cache_dir() -> Path:
+    """``KVNET_CACHE_DIR`` if set, else the platform's user cache directory for kvnet."""
+    if from_environment := os.environ.get("KVNET_CACHE_DIR"):
+        return Path(from_environment)
+    import platformdirs
+
+    return platformdirs.user_cache_path("kvnet", appauthor=False)
+
+
+def prepare_data_dir(data_dir: Path) -> DataPaths:
+    """Create the data directory (0700) when it is missing and return its paths.
+
+    Raises:
+        ConfigError: the path is no directory, or cannot be created or written.
+    """
+    try:
+        created = not data_dir.exists()
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if data_dir.stat().st_mode & 0o077:
+            data_dir.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {data_dir} cannot be used: {error.strerror or error}",
+            hint="name another with --data-dir or KVNET_DATA_DIR",
+        ) from error
+    if not os.access(data_dir, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the data directory {data_dir} is not writable for this user",
+            hint="name another with --data-dir or KVNET_DATA_DIR",
+        )
+    if created:
+        exclude_from_time_machine(data_dir)
+    return DataPaths(data_dir)
+
+
+def exclude_from_time_machine(directory: Path) -> bool:
+    """Mark a directory as left out of Time Machine; best effort, and nothing on other systems.
+
+    The attribute's value is a binary property list of the text "com.apple.backupd". ``setxattr`` is called in libc
+    because Python offers it on Linux only.
+
+    Returns:
+        Whether the mark was set.
+    """
+    if sys.platform != "darwin":
+        return False
+    import ctypes
+
+    value = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    setxattr = libc.setxattr
+    setxattr.argtypes = [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_int,
+    ]
+    setxattr.restype = ctypes.c_int
+    status: int = setxattr(os.fsencode(directory), TIME_MACHINE_ATTRIBUTE.encode(), value, len(value), 0, 0)
+    return status == 0
+
+
+def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write a file that its owner alone can read, all of it or nothing.
+
+    Args:
+        path: the file; its directory is created 0700 when missing.
+        data: the whole content.
+        replace: False refuses to touch an existing file (``FileExistsError``).
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not replace:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    write_private(temporary, data, replace=False)
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
