@@ -63,7 +63,7 @@ check_platform() {
 have_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # Prints the Debian packages that are missing: a compiler and GMP for fastecdsa, which has no Linux wheel (the
-# compiler also serves MLX's fused CPU kernels), the interpreter's headers, and a BLAS that makes prefill 17x faster.
+# compiler also serves MLX's fused CPU kernels), the interpreter's headers, and a BLAS that makes prefill several times faster.
 missing_packages() {
     headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -78,7 +78,7 @@ def settings_page() -> str:
     lines = [
         "# Settings\n",
         NOTE.rstrip("\n") + "\n",
-        "Set in `config.toml` of the data directory (section before the dot, key after it) or in the environment. A flag",
+        "Set in `config.toml` of the data directory (section, dot, key) or in the environment. A flag",
         "wins over the environment, the environment over the file. `kvnet config show` prints values and origins.\n",
         "| key | environment | meaning |",
         "|---|---|---|",
