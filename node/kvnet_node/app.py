@@ -49,33 +49,45 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
 )
 
 _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
-    ("node", "Start, stop and watch the node.", (
-        ("start", "node:start", "Run the node in the foreground."),
-        ("stop", "node:stop", "Stop the running node and wait until it is gone."),
-        ("status", "node:status", "Show how this node is."),
-    )),
-    ("store", "Care for the store.", (
-        ("rebuild", "containers:rebuild", "Make the index anew from the packs."),
-    )),
-    ("model", "Models on this machine.", (
-        ("list", "models:list_models", "List MLX models and whether their state can be shared."),
-        ("import", "models:import_model", "Make an MLX model folder from a GGUF file."),
-    )),
-    ("key", "Publisher keys: your own and those you trust.", (
-        ("new", "keys:new", "Make a new signing key; the old ones stay yours."),
-        ("show", "keys:show", "Show the public key that signs what this node adds."),
-        ("list", "keys:list_keys", "List own and trusted keys."),
-        ("trust", "keys:trust", "Use artifacts signed by this publisher."),
-        ("untrust", "keys:untrust", "Stop using artifacts signed by this publisher."),
-    )),
-    ("namespace", "Pair nodes: who shares a namespace finds each other's artifacts.", (
-        ("list", "namespaces:list_namespaces", "List namespaces, without their secrets."),
-        ("export", "namespaces:export", "Write the secrets of mine to a new file for your other machine."),
-        ("import", "namespaces:import_namespace", "Make the namespace of a file this node's mine."),
-    )),
-    ("config", "Settings.", (
-        ("show", "config:show", "Show every setting and where it came from."),
-    )),
+    (
+        "node",
+        "Start, stop and watch the node.",
+        (
+            ("start", "node:start", "Run the node in the foreground."),
+            ("stop", "node:stop", "Stop the running node and wait until it is gone."),
+            ("status", "node:status", "Show how this node is."),
+        ),
+    ),
+    ("store", "Care for the store.", (("rebuild", "containers:rebuild", "Make the index anew from the packs."),)),
+    (
+        "model",
+        "Models on this machine.",
+        (
+            ("list", "models:list_models", "List MLX models and whether their state can be shared."),
+            ("import", "models:import_model", "Make an MLX model folder from a GGUF file."),
+        ),
+    ),
+    (
+        "key",
+        "Publisher keys: your own and those you trust.",
+        (
+            ("new", "keys:new", "Make a new signing key; the old ones stay yours."),
+            ("show", "keys:show", "Show the public key that signs what this node adds."),
+            ("list", "keys:list_keys", "List own and trusted keys."),
+            ("trust", "keys:trust", "Use artifacts signed by this publisher."),
+            ("untrust", "keys:untrust", "Stop using artifacts signed by this publisher."),
+        ),
+    ),
+    (
+        "namespace",
+        "Pair nodes: who shares a namespace finds each other's artifacts.",
+        (
+            ("list", "namespaces:list_namespaces", "List namespaces, without their secrets."),
+            ("export", "namespaces:export", "Write the secrets of mine to a new file for your other machine."),
+            ("import", "namespaces:import_namespace", "Make the namespace of a file this node's mine."),
+        ),
+    ),
+    ("config", "Settings.", (("show", "config:show", "Show every setting and where it came from."),)),
 )
 
 
@@ -116,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags, rest = split_global_flags(arguments)
         output = Output(
-            json=flags.json, quiet=flags.quiet, verbose=flags.verbose,
+            json=flags.json,
+            quiet=flags.quiet,
+            verbose=flags.verbose,
             color=flags.color and "NO_COLOR" not in os.environ,
         )
         code = _run(flags, rest, output)
@@ -166,9 +180,7 @@ def _report(error: BaseException, output: Output) -> int:
             import traceback
 
             traceback.print_exception(error)
-        output.error(
-            code=failure.code, exit_code=failure.exit_code, message=failure.message, hint=failure.hint
-        )
+        output.error(code=failure.code, exit_code=failure.exit_code, message=failure.message, hint=failure.hint)
     except BrokenPipeError:
         _reader_is_gone()
     return failure.exit_code

@@ -44,7 +44,9 @@ def split_global_flags(arguments: Sequence[str]) -> tuple[GlobalFlags, list[str]
             flags = replace(flags, **_SWITCHES[argument])
         elif argument == "--data-dir":
             if not remaining or remaining[0].startswith("--"):
-                raise UsageError("--data-dir expects a directory, found none", hint="for example --data-dir ~/kvnet-data")
+                raise UsageError(
+                    "--data-dir expects a directory, found none", hint="for example --data-dir ~/kvnet-data"
+                )
             flags = replace(flags, data_dir=Path(remaining.pop(0)))
         elif argument.startswith("--data-dir="):
             value = argument.partition("=")[2]

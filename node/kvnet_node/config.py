@@ -27,8 +27,17 @@ DEFAULT_LISTEN = (f"0.0.0.0:{DEFAULT_PORT}", f"[::]:{DEFAULT_PORT}")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?")
 _UNITS = {
-    None: 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+    None: 1,
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
 }
 
 
@@ -53,9 +62,9 @@ class Setting:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a text")
-    return value
+    if isinstance(value, str):
+        return value
+    raise ValueError("expected a text")
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -163,7 +172,8 @@ def _parse(key: str, value: Any, where: str) -> Any:
     setting = _BY_KEY.get(key)
     if setting is None:
         raise ConfigError(
-            f"unknown setting {key!r} in {where}", hint=f"did you mean {nearest_key(key)!r}? kvnet config show lists all"
+            f"unknown setting {key!r} in {where}",
+            hint=f"did you mean {nearest_key(key)!r}? kvnet config show lists all",
         )
     try:
         return setting.parse(value)

@@ -5,6 +5,7 @@ that many bytes of JSON. The asker sends one request; the node answers with any 
 error. An asker that goes away cancels its operation.
 """
 
+import contextlib
 import os
 import shutil
 import socket as stdlib_socket
@@ -153,7 +154,7 @@ def choose_socket_path(wanted: Path) -> tuple[Path, Path | None]:
     directory = Path(tempfile.mkdtemp(prefix="kvnet-"))
     if len(os.fsencode(directory / "control.sock")) > MAX_SOCKET_PATH_BYTES:
         directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="kvnet-", dir="/tmp"))  # noqa: S108 - made 0700 under a new name
+        directory = Path(tempfile.mkdtemp(prefix="kvnet-", dir="/tmp"))
     return directory / "control.sock", directory
 
 
@@ -219,9 +220,7 @@ async def _answer(stream: trio.SocketStream, handler: Handler) -> None:
         return  # the asker went away, or is no kvnet
 
 
-async def _run_call(
-    stream: trio.SocketStream, frames: FrameStream, data: bytes, handler: Handler
-) -> Reply | None:
+async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes, handler: Handler) -> Reply | None:
     """The final reply, or None when the asker went away."""
     outbox = EventOutbox()
     reply: Reply | None = None
@@ -233,10 +232,8 @@ async def _run_call(
     async with trio.open_nursery() as nursery:
 
         async def cancel_when_asker_leaves() -> None:
-            try:
+            with contextlib.suppress(trio.BrokenResourceError, ProtocolViolationError):
                 await frames.receive()
-            except (trio.BrokenResourceError, ProtocolViolationError):
-                pass
             nursery.cancel_scope.cancel()
 
         async def forward_events() -> None:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
+from kvnet.store.lock import DataDirLock
 
 from kvnet.errors import DataDirLockedError
-from kvnet.store.lock import DataDirLock
 from kvnet_node.control import call_node, connect_control
 from kvnet_node.events import Event
 from kvnet_node.operations.registry import Operation, operation
@@ -59,9 +59,7 @@ async def _run(settings: "Settings", wanted: Operation, request: Request, on_eve
         lock.release()
 
 
-async def _run_remotely(
-    lock: DataDirLock, wanted: Operation, request: Request, on_event: OnEvent
-) -> Result | None:
+async def _run_remotely(lock: DataDirLock, wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:
     """The result from the running node; None when no node answers."""
     import msgspec
 

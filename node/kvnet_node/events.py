@@ -13,7 +13,7 @@ class Progress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
     """How far one stage of an operation is.
 
     Attributes:
-        stage: a short word for the stage ("prefill", "fetch", "verify"); progress of one stage replaces the earlier one.
+        stage: a short word ("prefill", "fetch", "verify"); progress of one stage replaces the earlier one.
         done: work finished, in ``unit``.
         total: work in all, in ``unit``; 0 when it is not known.
         unit: "tokens", "bytes", "chunks" or "files".

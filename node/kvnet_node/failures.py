@@ -20,7 +20,10 @@ class Failure:
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
-            "code": self.code, "exit_code": self.exit_code, "message": self.message, "hint": self.hint,
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "hint": self.hint,
             "reason": self.reason,
         }
 

@@ -4,7 +4,7 @@ Everything is made at first use. Every secret is a file of its own, 0600 from it
 logged or sent. The caller owns the lock of the data directory, so no two processes write here at once.
 """
 
-import datetime
+import datetime as dt
 import os
 import re
 import secrets
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-
-from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import TrustPolicy
+
+from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet_node.paths import DataPaths, write_private
 
 MINE = "mine"
@@ -186,7 +186,7 @@ class NodeIdentity:
             )
         if any(entry.publisher == text for entry in self._trusted):
             return text, False
-        since = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        since = dt.datetime.now(tz=dt.UTC).date().isoformat()
         self._write_trusted([*self._trusted, TrustedPublisher(text, label, since)])
         return text, True
 
@@ -207,7 +207,9 @@ class NodeIdentity:
         return matching[0].publisher
 
     def _write_trusted(self, publishers: list[TrustedPublisher]) -> None:
-        write_private(self._paths.trusted_file, msgspec.json.format(msgspec.json.encode(_TrustedFile(publishers))) + b"\n")
+        write_private(
+            self._paths.trusted_file, msgspec.json.format(msgspec.json.encode(_TrustedFile(publishers))) + b"\n"
+        )
         self._trusted = publishers
 
     # --- namespaces ---

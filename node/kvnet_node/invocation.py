@@ -39,7 +39,7 @@ class Invocation:
     @property
     def data_dir(self) -> Path:
         """The data directory, absolute; it may not exist yet."""
-        return Path(os.path.abspath((self.flags.data_dir or default_data_dir()).expanduser()))  # noqa: PTH100
+        return Path(os.path.abspath((self.flags.data_dir or default_data_dir()).expanduser()))
 
     def config(self, **flags: Any) -> "Config":
         """The resolved settings, without touching the data directory. Flags are dotted keys with ``_`` for the dot."""
@@ -53,7 +53,12 @@ class Invocation:
         return Settings(paths, self.config(**flags))
 
     def run(
-        self, name: str, request: "Request", kind: type[R], *, on_event: Callable[[Event], None] | None = None,
+        self,
+        name: str,
+        request: "Request",
+        kind: type[R],
+        *,
+        on_event: Callable[[Event], None] | None = None,
         **flags: Any,
     ) -> R:
         """Run an operation in the running node, or here when none runs, showing what it reports.
@@ -83,7 +88,7 @@ def _dotted(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def absolute(path: Path) -> Path:
     """An absolute path that still goes through symbolic links as written."""
-    return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - resolve() would follow links
+    return Path(os.path.abspath(path.expanduser()))
 
 
 def chosen_model(context: Invocation, model: str | None) -> str | None:

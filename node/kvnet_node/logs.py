@@ -68,18 +68,14 @@ def _file_handler(log_file: Path) -> logging.Handler:
     return logging.StreamHandler(os.fdopen(descriptor, "a", encoding="utf-8"))
 
 
-def drop_secrets(
-    _logger: Any, _method: str, record: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
+def drop_secrets(_logger: Any, _method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Replace values under names that could hold what a person wrote."""
     for name in _SECRET_NAMES & record.keys():
         record[name] = "(not logged)"
     return record
 
 
-def escape_values(
-    _logger: Any, _method: str, record: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
+def escape_values(_logger: Any, _method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escape every text, so that no value can forge a line or move a cursor."""
     for name, value in record.items():
         if isinstance(value, str) and name != "exception":

@@ -26,13 +26,14 @@ _KEPT_CONTROLS = frozenset("\n\t")
 
 
 def escape(text: str, *, keep_newlines: bool = False) -> str:
-    """Text safe to show: control, format, private and unassigned characters become ``\\x..`` or ``\\u....``.
+    """Text safe to show: control, format, private and unassigned characters become escape sequences.
 
     Format characters include the bidirectional overrides, which could make a name read as another.
     """
     kept = _KEPT_CONTROLS if keep_newlines else frozenset()
     return "".join(
-        char if char in kept or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+        char
+        if char in kept or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
         else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
@@ -228,7 +229,12 @@ class _ProgressLine:
             self._output.json_line(event)
         elif terminal:
             width = _terminal_width()
-            print(f"\r{self._line(event, now)[: width - 1].ljust(width - 1)}", end="", file=self._output.stderr, flush=True)
+            print(
+                f"\r{self._line(event, now)[: width - 1].ljust(width - 1)}",
+                end="",
+                file=self._output.stderr,
+                flush=True,
+            )
         else:
             print(self._line(event, now), file=self._output.stderr, flush=True)
         self._drawn = True

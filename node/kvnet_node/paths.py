@@ -145,7 +145,12 @@ def exclude_from_time_machine(directory: Path) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     setxattr = libc.setxattr
     setxattr.argtypes = [
-        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_uint32,
+        ctypes.c_int,
     ]
     setxattr.restype = ctypes.c_int
     status: int = setxattr(os.fsencode(directory), TIME_MACHINE_ATTRIBUTE.encode(), value, len(value), 0, 0)

@@ -1,6 +1,6 @@
 """``kvnet list``, ``show``, ``verify``, ``pin``, ``unpin``, ``rm`` and ``gc``."""
 
-import datetime
+import datetime as dt
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -8,8 +8,16 @@ from cyclopts import Parameter
 from kvnet.errors import IntegrityError
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
-    ArtifactRequest, CollectRequest, CollectResult, ListRequest, ListResult, PinResult, RemoveResult, ShowResult,
-    VerifyRequest, VerifyResult,
+    ArtifactRequest,
+    CollectRequest,
+    CollectResult,
+    ListRequest,
+    ListResult,
+    PinResult,
+    RemoveResult,
+    ShowResult,
+    VerifyRequest,
+    VerifyResult,
 )
 from kvnet_node.output import columns, format_bytes, format_count, pairs
 
@@ -27,7 +35,9 @@ def list_artifacts(*, context: Context) -> None:
                 " ".join(
                     word
                     for word, shown in (
-                        ("own", entry.own), ("pinned", entry.pinned), ("incomplete", not entry.complete)
+                        ("own", entry.own),
+                        ("pinned", entry.pinned),
+                        ("incomplete", not entry.complete),
                     )
                     if shown
                 ),
@@ -53,16 +63,16 @@ def show(artifact: str, /, *, context: Context) -> None:
 
 
 def _render_show(result: ShowResult) -> str:
-    created = datetime.datetime.fromtimestamp(result.created, tz=datetime.UTC).isoformat(sep=" ")
+    created = dt.datetime.fromtimestamp(result.created, tz=dt.UTC).isoformat(sep=" ")
     state = "complete" if result.complete else "incomplete"
+    size = f"{format_bytes(result.bytes)}, {result.codec}"
     items = [
         ("artifact", result.artifact),
         ("names", ", ".join(result.names) or "-"),
         ("tokens", f"{format_count(result.tokens)} in {format_count(result.blocks)} blocks"),
         (
             "chunks",
-            f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {format_bytes(result.bytes)}, "
-            f"{result.codec}",
+            f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {size}",
         ),
         ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}"),
         ("signer", f"{result.signer}{' (own)' if result.own else ''}"),

@@ -8,14 +8,17 @@ from cyclopts import Parameter
 from kvnet.errors import UsageError
 from kvnet_node.invocation import Context, absolute
 from kvnet_node.operations.requests import (
-    ExportRequest, ExportResult, ImportRequest, ImportResult, RebuildRequest, RebuildResult,
+    ExportRequest,
+    ExportResult,
+    ImportRequest,
+    ImportResult,
+    RebuildRequest,
+    RebuildResult,
 )
 from kvnet_node.output import format_bytes, format_count, format_seconds
 
 
-def export(
-    artifact: str, /, *, output: Annotated[Path, Parameter(name=("--output", "-o"))], context: Context
-) -> None:
+def export(artifact: str, /, *, output: Annotated[Path, Parameter(name=("--output", "-o"))], context: Context) -> None:
     """Write an artifact to a .kva file. The file holds its tokens and K/V: as secret as the text.
 
     Args:

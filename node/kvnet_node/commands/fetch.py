@@ -31,16 +31,14 @@ def fetch(
     result = context.run("fetch", request, FetchResult, network_bootstrap=bootstrap)
     context.output.result(result, _render)
     if result.name:
-        context.output.message(f"ask it something: kvnet ask {result.name} \"…\"")
+        context.output.message(f'ask it something: kvnet ask {result.name} "…"')
 
 
 def _render(result: FetchResult) -> str:
     named = f"{result.name}  " if result.name else ""
-    lines = [
-        f"{named}{result.artifact}",
-        f"{format_count(result.tokens)} tokens, {format_bytes(result.bytes)} in {format_count(result.chunks)} chunks, "
-        f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}; signed by {result.signer}",
-    ]
+    size = f"{format_count(result.tokens)} tokens, {format_bytes(result.bytes)} in {format_count(result.chunks)} chunks"
+    fetched = f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
+    lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {result.signer}"]
     lines += [
         f"{format_bytes(provided.bytes)} in {format_count(provided.chunks)} chunks from {escape(provided.peer)} "
         f"{escape(provided.address)}".rstrip()

@@ -9,7 +9,13 @@ from cyclopts import Parameter
 from kvnet.errors import UsageError
 from kvnet_node.invocation import Context, absolute, chosen_model, positive
 from kvnet_node.operations.requests import (
-    AddRequest, AddResult, AskRequest, AskResult, GenerateRequest, GenerateResult, Source,
+    AddRequest,
+    AddResult,
+    AskRequest,
+    AskResult,
+    GenerateRequest,
+    GenerateResult,
+    Source,
 )
 from kvnet_node.output import escape, format_bytes, format_count, format_seconds
 
@@ -40,13 +46,11 @@ def add(
     for path in paths:
         if not path.expanduser().exists():
             raise UsageError(f"expected a file or directory, found nothing at {path}")
-    request = AddRequest(
-        [str(absolute(path)) for path in paths], name, chosen_model(context, model), codec, dry_run
-    )
+    request = AddRequest([str(absolute(path)) for path in paths], name, chosen_model(context, model), codec, dry_run)
     result = context.run("add", request, AddResult)
     context.output.result(result, _render_add)
     if not dry_run:
-        context.output.message(f"ask it something: kvnet ask {result.name} \"…\"")
+        context.output.message(f'ask it something: kvnet ask {result.name} "…"')
 
 
 def _render_add(result: AddResult) -> str:
@@ -58,18 +62,15 @@ def _render_add(result: AddResult) -> str:
             f"about {format_seconds(result.prefill_s)} of prefill"
         )
         return "\n".join([*skipped, plan])
-    lines = [
-        f"{result.name}@{result.version}  {result.artifact}",
+    summary = (
         f"{format_count(result.tokens)} tokens of {format_count(result.files)} files: "
         f"{format_count(result.reused_tokens)} reused, {format_count(result.prefilled_tokens)} prefilled in "
-        f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new",
-    ]
-    return "\n".join([*skipped, *lines])
+        f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new"
+    )
+    return "\n".join([*skipped, f"{result.name}@{result.version}  {result.artifact}", summary])
 
 
-def ask(
-    name: str, question: str, /, *, max_tokens: int = 256, no_reuse: bool = False, context: Context
-) -> None:
+def ask(name: str, question: str, /, *, max_tokens: int = 256, no_reuse: bool = False, context: Context) -> None:
     """Answer a question over a named context, greedily.
 
     Args:
@@ -88,8 +89,9 @@ def generate(
     *,
     model: str | None = None,
     prompt: str | None = None,
-    chat: Annotated[Path | None, Parameter(help="a JSON file of OpenAI messages: an array, or an object with messages")]
-    = None,
+    chat: Annotated[
+        Path | None, Parameter(help="a JSON file of OpenAI messages: an array, or an object with messages")
+    ] = None,
     max_tokens: int = 256,
     no_reuse: bool = False,
     context: Context,
@@ -133,7 +135,9 @@ def explain(result: GenerateResult) -> list[str]:
 
 
 def _explain_source(source: Source, prompt_tokens: int) -> str:
-    where = {"ram": "memory", "disk": "this node's disk", "peer": f"peer {source.peer}"}.get(source.source, source.source)
+    where = {"ram": "memory", "disk": "this node's disk", "peer": f"peer {source.peer}"}.get(
+        source.source, source.source
+    )
     signed = f", signed by {source.signer}" if source.signer else ""
     return escape(
         f"{format_count(source.tokens)} of {format_count(prompt_tokens)} tokens from {where} in "

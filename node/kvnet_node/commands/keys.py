@@ -9,7 +9,9 @@ def new(*, context: Context) -> None:
     """Make a new signing key; artifacts signed by the old ones stay yours."""
     result = context.run("key new", KeyRequest(), KeyResult)
     context.output.result(result, lambda key: key.publisher)
-    context.output.message("new artifacts are signed with it; tell the people who trust you: kvnet key trust " + result.publisher)
+    context.output.message(
+        "new artifacts are signed with it; tell the people who trust you: kvnet key trust " + result.publisher
+    )
 
 
 def show(*, context: Context) -> None:

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from kvnet_node.invocation import Context, absolute
 from kvnet_node.operations.requests import (
-    NamespaceFileRequest, NamespaceListRequest, NamespaceListResult, NamespaceResult,
+    NamespaceFileRequest,
+    NamespaceListRequest,
+    NamespaceListResult,
+    NamespaceResult,
 )
 from kvnet_node.output import columns
 
@@ -48,4 +51,6 @@ def import_namespace(file: Path, /, *, keep_old: bool = False, context: Context)
     result = context.run("namespace import", request, NamespaceResult)
     context.output.result(result, lambda _: "")
     kept = f"; the old one is kept as {result.kept}" if result.kept else ""
-    context.output.message(f"mine is now namespace {result.id}{kept}\nwhose artifacts are used is another matter: kvnet key trust")
+    context.output.message(
+        f"mine is now namespace {result.id}{kept}\nwhose artifacts are used is another matter: kvnet key trust"
+    )

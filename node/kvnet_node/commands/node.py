@@ -16,9 +16,7 @@ Bootstrap = Annotated[
 ]
 
 
-def start(
-    *, listen: Listen = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context
-) -> int:
+def start(*, listen: Listen = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context) -> int:
     """Run the node in the foreground until Ctrl-C or kvnet node stop.
 
     Args:
@@ -54,8 +52,11 @@ def status(*, context: Context) -> None:
 
 def render_status(result: StatusResult) -> str:
     """The status as named values."""
-    running = f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
+    running = (
+        f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
+    )
     verified = ", ".join(result.reuse_verified) or "not on this machine yet: kvnet selftest --model M"
+    held = f"{format_bytes(result.held_bytes)} of {format_bytes(result.quota_bytes)}"
     items = [
         ("node", running),
         ("data dir", result.data_dir),
@@ -64,11 +65,7 @@ def render_status(result: StatusResult) -> str:
         *(("address", address) for address in result.addresses),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
-        (
-            "store",
-            f"{format_count(result.artifacts)} artifacts, {format_bytes(result.held_bytes)} of "
-            f"{format_bytes(result.quota_bytes)}",
-        ),
+        ("store", f"{format_count(result.artifacts)} artifacts, {held}"),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),
         ("reuse verified", verified),

@@ -2,7 +2,12 @@
 
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
-    KeyEntry, KeyListResult, KeyRequest, KeyResult, TrustRequest, TrustResult,
+    KeyEntry,
+    KeyListResult,
+    KeyRequest,
+    KeyResult,
+    TrustRequest,
+    TrustResult,
 )
 
 

@@ -4,7 +4,11 @@ from pathlib import Path
 
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
-    NamespaceEntry, NamespaceFileRequest, NamespaceListRequest, NamespaceListResult, NamespaceResult,
+    NamespaceEntry,
+    NamespaceFileRequest,
+    NamespaceListRequest,
+    NamespaceListResult,
+    NamespaceResult,
 )
 
 

@@ -51,7 +51,12 @@ OPERATIONS: dict[str, Operation] = {
         Operation("add", r.AddRequest, r.AddResult, "generation:add", needs_engine=True),
         Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True, needs_engine=True),
         Operation(
-            "generate", r.GenerateRequest, r.GenerateResult, "generation:generate", needs_network=True, needs_engine=True
+            "generate",
+            r.GenerateRequest,
+            r.GenerateResult,
+            "generation:generate",
+            needs_network=True,
+            needs_engine=True,
         ),
         Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True),
         Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts"),
@@ -87,5 +92,7 @@ def operation(name: str) -> Operation:
         UsageError: there is none.
     """
     if (found := OPERATIONS.get(name)) is None:
-        raise UsageError(f"this node knows no operation {name!r}", hint="is the running node an older kvnet? restart it")
+        raise UsageError(
+            f"this node knows no operation {name!r}", hint="is the running node an older kvnet? restart it"
+        )
     return found

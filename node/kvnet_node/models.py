@@ -1,0 +1,44 @@
+"""Finding and importing models, for verbs that load none."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from kvnet.engine.gguf_source import ImportProgress, ImportResult, check_dtype, import_command, parse_line
+from kvnet.engine.models import ModelEntry, scan_models
+from kvnet.errors import EngineError
+from kvnet_node.config import Config
+from kvnet_node.events import Progress
+
+
+def models_here(config: Config, data_dir: Path) -> list[ModelEntry]:
+    """Every model on this machine that this configuration looks at."""
+    return scan_models([Path(path).expanduser() for path in config.model_paths], data_dir=data_dir)
+
+
+def import_model(gguf: Path, folder: Path, *, dtype: str, on_progress: Callable[[Progress], None]) -> ImportResult:
+    """Import a GGUF file as an MLX folder, in a process of its own that ends with this one.
+
+    Raises:
+        UsageError: an unknown dtype, no such file, or a folder that is taken.
+        KvnetError: whatever the import reports.
+    """
+    command = import_command(gguf, folder, dtype=check_dtype(dtype))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        result: ImportResult | None = None
+        try:
+            assert process.stdout is not None  # noqa: S101 - PIPE was asked for
+            for line in process.stdout:
+                event = parse_line(line)
+                if isinstance(event, ImportProgress):
+                    on_progress(Progress(event.stage, event.done_bytes, event.total_bytes, "bytes"))
+                else:
+                    result = event
+        except BaseException:
+            process.terminate()
+            raise
+        stderr = process.stderr.read() if process.stderr else b""
+    if result is None:
+        last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+        raise EngineError(f"the import process ended with {process.returncode} before it was done: {last[0]}")
+    return result
