@@ -300,10 +300,10 @@ class MemoryStream(ByteStream):
         if self._closed:
             raise NetworkError("the stream is closed")
         limit_s = self.idle_timeout_s
-        part: bytes | None = None
-        with trio.move_on_after(float("inf") if limit_s is None else limit_s):
+        part = b""
+        with trio.move_on_after(float("inf") if limit_s is None else limit_s) as scope:
             part = await self._incoming.receive(max_bytes)
-        if part is None:
+        if scope.cancelled_caught:
             await self._owner.disconnect(self._peer)
             raise PeerUnreachableError(f"expected something from the peer within {limit_s:g} s, found silence")
         return part

@@ -1,0 +1,455 @@
+"""A node on the libp2p network."""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+from libp2p import new_host
+from libp2p.abc import INetStream
+from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.kad_dht.common import PROTOCOL_ID as DHT_PROTOCOL
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.network import swarm as swarm_module
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.rcmgr import ResourceLimits, ResourceManager
+from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
+from kvnet.network.dialing import FailureMemory, dial_first, keep_connected
+from kvnet.network.interface import PeerInfo, ProvideReport, ProviderHint, StreamHandler, StreamKind
+from kvnet.network.libp2p.addresses import advertised_addresses, parse_peer_address
+from kvnet.network.libp2p.identity import key_pair
+from kvnet.network.libp2p.muxer import SafeMuxers, SafeYamux
+from kvnet.network.libp2p.ports import DEFAULT_PORT, BoundSocket, open_listeners
+from kvnet.network.libp2p.providers import ProviderRecords
+from kvnet.network.libp2p.quiet import quieten
+from kvnet.network.libp2p.streams import LibP2PStream
+from kvnet.network.libp2p.translate import FOREIGN, translate_dial, translate_open
+from kvnet.network.libp2p.transport import BoundTcp
+from kvnet.protocol.ids import PeerId
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+_logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 640
+"""Connections in all; room for a few hundred silent ones beside the honest, below common limits on open files."""
+
+MAX_STREAMS_PER_PEER = 32
+"""Streams of our own protocols that a peer may hold open; each costs a task and up to 32 MiB of buffer."""
+
+HANDSHAKE_LIMIT_S = 5.0
+"""A connection that has not finished its handshake by then is closed: silent ones must not use up the limit."""
+
+DHT_REQUEST_LIMIT_S = 20.0
+"""How long a peer may hold one of the DHT server's 12 places."""
+
+ADDRESS_TTL_S = 24 * 3600
+"""How long the addresses of a peer we reached are kept."""
+
+DEFAULT_REBOOTSTRAP_INTERVAL_S = 30.0
+
+
+class LibP2PNetwork:
+    """The `Network` contract over libp2p: TCP, Noise, Yamux, Kademlia.
+
+    Args:
+        seed: the peer key's Ed25519 seed, 32 bytes (see `kvnet.network.libp2p.identity`).
+        listen: where to listen (see `kvnet.network.libp2p.ports.parse_listen`); None means everywhere on
+            `default_port`, or on any free port when that one is taken.
+        default_port: see `listen`.
+        bootstrap: multiaddrs of peers to stay connected to; the DHT is entered through them.
+        rebootstrap_interval_s: longest pause between attempts to reach a bootstrap peer that is away.
+    """
+
+    def __init__(
+        self,
+        seed: bytes,
+        *,
+        listen: Sequence[str] | None = None,
+        default_port: int = DEFAULT_PORT,
+        bootstrap: Sequence[str] = (),
+        rebootstrap_interval_s: float = DEFAULT_REBOOTSTRAP_INTERVAL_S,
+    ) -> None:
+        self._key_pair = key_pair(seed)
+        self._peer_id = PeerId(ID.from_pubkey(self._key_pair.public_key).to_bytes())
+        self._listen = listen
+        self._default_port = default_port
+        self._bootstrap = tuple(bootstrap)
+        self._rebootstrap_interval_s = rebootstrap_interval_s
+        self._handlers: dict[StreamKind, StreamHandler] = {}
+        self._failures = FailureMemory()
+        self._inbound: Counter[PeerId] = Counter()
+        self._nursery: trio.Nursery | None = None
+        self._host: BasicHost | None = None
+        self._providers: ProviderRecords | None = None
+        for address in self._bootstrap:
+            parse_peer_address(address)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who we are."""
+        return self._peer_id
+
+    def addresses(self) -> list[str]:
+        """Where we can be reached, wildcards replaced by this machine's addresses; empty before `run` has started."""
+        return [] if self._host is None else [str(address) for address in self._host.get_addrs()]
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """See `Network.run`."""
+        quieten()
+        bound = {
+            b.multiaddr: b
+            for b in await trio.to_thread.run_sync(
+                lambda: open_listeners(self._listen, default_port=self._default_port)
+            )
+        }
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                async with self._running_host(bound, nursery) as host, self._running_dht(host):
+                    task_status.started()
+                    await keep_connected(self, self._bootstrap, interval_s=self._rebootstrap_interval_s)
+                    await trio.sleep_forever()
+        finally:
+            self._host = self._nursery = self._providers = None
+            for each in bound.values():
+                each.socket.close()
+
+    @asynccontextmanager
+    async def _running_host(self, bound: Mapping[str, BoundSocket], nursery: trio.Nursery) -> AsyncIterator[BasicHost]:
+        host = _build_host(self._key_pair, bound, nursery)
+        guard_handlers(host)
+        for kind, handler in self._handlers.items():
+            self._register(host, kind, handler)
+        async with host.run(listen_addrs=[Multiaddr(text) for text in bound]):
+            if len(host.get_transport_addrs()) != len(bound):
+                raise NetworkError(f"expected to listen on {', '.join(bound)}, py-libp2p did not start all of them")
+            self._host = host
+            yield host
+
+    @asynccontextmanager
+    async def _running_dht(self, host: BasicHost) -> AsyncIterator[None]:
+        dht = KadDHT(host, DHTMode.SERVER, strict_validation=True)
+        host.set_stream_handler(DHT_PROTOCOL, _limited(dht.handle_stream, DHT_REQUEST_LIMIT_S))
+        self._providers = ProviderRecords(self, dht, host)
+        async with background_trio_service(dht):
+            self.start_task(self._providers.run)
+            yield
+
+    def start_task(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that raises nothing, until the host stops; does nothing when it has stopped."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task)
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    async def connect(self, address: str, *, timeout_s: float) -> PeerId:
+        """See `Network.connect`."""
+        target, peer = parse_peer_address(address)
+        if not self._is_connected(peer):
+            await self._dial(target, peer, address, timeout_s)
+            await self._enter_dht(peer)
+        await trio.lowlevel.checkpoint()
+        return peer
+
+    async def connect_hint(self, hint: ProviderHint, *, timeout_s: float = 5.0) -> PeerId:
+        """See `Network.connect_hint`."""
+        if self._is_connected(hint.peer):
+            await trio.lowlevel.checkpoint()
+            return hint.peer
+        usable = self._failures.usable_addresses(hint.addresses, trio.current_time())
+        if not usable:
+            raise PeerUnreachableError(
+                f"expected an address of the peer to try, all {len(hint.addresses)} of them failed lately"
+            )
+
+        async def dial(address: str) -> PeerId:
+            try:
+                target, peer = parse_peer_address(address)
+            except UsageError as error:
+                self._failures.note_failure(address, trio.current_time())
+                raise PeerUnreachableError(str(error)) from error
+            if peer != hint.peer:
+                raise PeerUnreachableError(f"expected an address of the peer, {address} is somebody else's")
+            await self._dial(target, peer, address, timeout_s)
+            return peer
+
+        return await dial_first(usable, dial)
+
+    async def _dial(self, target: Multiaddr, peer: PeerId, address: str, timeout_s: float) -> None:
+        """Dial one address of one peer; several dials of one peer may run side by side."""
+        host = self._running()
+        if peer == self._peer_id:
+            raise PeerUnreachableError(f"expected another node's address, {address} is our own")
+        try:
+            with trio.fail_after(timeout_s):
+                await _swarm(host).dial_addr(target, ID(peer))
+        except trio.TooSlowError as error:
+            self._failures.note_failure(address, trio.current_time())
+            raise PeerUnreachableError(f"expected an answer at {address} within {timeout_s:g} s, found none") from error
+        except FOREIGN as error:
+            self._failures.note_failure(address, trio.current_time())
+            raise translate_dial(error, address) from error
+        self._failures.note_success(address)
+        _swarm(host).unblock_peer(ID(peer))
+        host.get_peerstore().add_addrs(ID(peer), [target], ADDRESS_TTL_S)
+
+    async def _enter_dht(self, peer: PeerId) -> None:
+        if self._providers is not None:
+            await self._providers.note_peer(peer)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """See `Network.disconnect`. The sockets go first: a peer that is stuck cannot hold us up."""
+        host = self._host
+        if host is None:
+            return
+        for connection in list(_swarm(host).get_connections(ID(peer))):
+            muxed = connection.muxed_conn
+            if isinstance(muxed, SafeYamux):
+                await _quietly(muxed.abort)()
+            self.start_task(_quietly(connection.close))
+
+    def _is_connected(self, peer: PeerId) -> bool:
+        return any(not c.is_closed for c in _swarm(self._running()).get_connections(ID(peer)))
+
+    def connected(self) -> list[PeerInfo]:
+        """See `Network.connected`."""
+        if self._host is None:
+            return []
+        connections = _swarm(self._host).get_connections_map()
+        live = [peer for peer, each in connections.items() if any(not c.is_closed for c in each)]
+        return [PeerInfo(PeerId(p.to_bytes()), tuple(self.known_addresses(PeerId(p.to_bytes())))) for p in live]
+
+    def known_addresses(self, peer: PeerId) -> list[str]:
+        """The addresses remembered for a peer, ending in ``/p2p/<id>``."""
+        try:
+            stored = self._running().get_peerstore().addrs(ID(peer))
+        except FOREIGN:
+            return []
+        suffix = f"/p2p/{ID(peer)}"
+        return list(dict.fromkeys(f"{str(a).removesuffix(suffix)}{suffix}" for a in stored))
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def set_handler(self, kind: StreamKind, handler: StreamHandler) -> None:
+        """See `Network.set_handler`."""
+        self._handlers[kind] = handler
+        if self._host is not None:
+            self._register(self._host, kind, handler)
+
+    def _register(self, host: BasicHost, kind: StreamKind, handler: StreamHandler) -> None:
+        async def serve(raw: INetStream) -> None:
+            await self._serve(raw, kind, handler)
+
+        host.set_stream_handler(TProtocol(kind.value), serve)
+
+    async def _serve(self, raw: INetStream, kind: StreamKind, handler: StreamHandler) -> None:
+        """Run a handler on a stream a peer opened. Nothing it raises leaves here: it would end the process."""
+        peer = PeerId(raw.muxed_conn.peer_id.to_bytes())
+        if self._inbound[peer] >= MAX_STREAMS_PER_PEER:
+            await raw.reset()
+            return
+        self._inbound[peer] += 1
+        stream = LibP2PStream(raw, peer, kind, self)
+        stream.start()
+        try:
+            await handler(peer, stream)
+        except Exception:
+            _logger.exception("handler of %s failed; its stream is reset", kind.value)
+            await stream.reset()
+        else:
+            await stream.aclose()
+        finally:
+            self._inbound[peer] -= 1
+            if not self._inbound[peer]:
+                del self._inbound[peer]
+
+    async def open_stream(self, peer: PeerId, kind: StreamKind, *, timeout_s: float = 10.0) -> LibP2PStream:
+        """See `Network.open_stream`."""
+        if not self._is_connected(peer):
+            raise PeerUnreachableError("expected a connection to the peer, there is none")
+        raw = await self.open_raw(peer, kind.value, timeout_s=timeout_s)
+        stream = LibP2PStream(raw, peer, kind, self)
+        stream.start()
+        return stream
+
+    async def open_raw(self, peer: PeerId, protocol: str, *, timeout_s: float) -> INetStream:
+        """Open a py-libp2p stream to a connected peer.
+
+        It is opened in a task of its own that nobody cancels, because a cancelled opening would leave a stream half
+        open and one of the connection's 256 places taken for good; when the caller has gone it is reset.
+
+        Raises:
+            PeerUnreachableError: no answer within `timeout_s`, or the connection was lost.
+            PeerRefusedError: the peer does not speak `protocol`.
+        """
+        host = self._running()
+        opened: list[INetStream] = []
+        failed: list[NetworkError] = []
+        done = trio.Event()
+        gone = False
+
+        async def opening() -> None:
+            try:
+                raw = await host.new_stream(ID(peer), [TProtocol(protocol)])
+            except FOREIGN as error:
+                failed.append(translate_open(error, protocol))
+            else:
+                opened.append(raw)
+                if gone:
+                    await _quietly(raw.reset)()
+            done.set()
+
+        self.start_task(opening)
+        try:
+            with trio.move_on_after(timeout_s):
+                await done.wait()
+        except trio.Cancelled:
+            gone = True
+            if opened:
+                self.start_task(_quietly(opened[0].reset))
+            raise
+        gone = not opened
+        if failed:
+            raise failed[0]
+        if not opened:
+            raise PeerUnreachableError(f"expected the peer to answer a new stream within {timeout_s:g} s, it did not")
+        return opened[0]
+
+    # --- DHT ---------------------------------------------------------------------------------------------------------
+
+    async def provide(self, key32: bytes, *, report: ProvideReport | None = None) -> None:
+        """See `Network.provide`."""
+        if self._providers is None:
+            raise NetworkError("expected a running network to announce on, it has not started")
+        self._providers.provide_soon(key32, report)
+        await trio.lowlevel.checkpoint()
+
+    async def find_providers(self, key32: bytes, *, limit: int = 20, timeout_s: float = 10.0) -> list[ProviderHint]:
+        """See `Network.find_providers`."""
+        if self._providers is None:
+            raise NetworkError("expected a running network to look up on, it has not started")
+        found = await self._providers.find(key32, limit=limit, timeout_s=timeout_s)
+        now_s = trio.current_time()
+
+        def rank(hint: ProviderHint) -> tuple[bool, bool]:
+            return not self._is_connected(hint.peer), not self._failures.usable_addresses(hint.addresses, now_s)
+
+        return sorted(found, key=rank)
+
+    def routing_peers(self) -> int:
+        """See `Network.routing_peers`."""
+        return 0 if self._providers is None else self._providers.routing_peers()
+
+    def _running(self) -> BasicHost:
+        if self._host is None:
+            raise NetworkError("expected a running network, it has not started or has stopped")
+        return self._host
+
+
+def _build_host(pair: Any, bound: Mapping[str, BoundSocket], nursery: trio.Nursery) -> BasicHost:
+    # Every dial would wait this long for a failure even after it succeeded; the constant has no setting.
+    swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
+    noise = NoiseTransport(pair, noise_privkey=new_x25519_key_pair().private_key)
+    host = new_host(
+        key_pair=pair,
+        sec_opt={NOISE_PROTOCOL: noise},  # the default would also offer plaintext
+        transports=[BoundTcp(bound, nursery)],
+        connection_config=ConnectionConfig(
+            max_connections=MAX_CONNECTIONS,
+            min_connections=0,
+            low_watermark=0,  # no dialling of everybody we have heard of
+            high_watermark=MAX_CONNECTIONS,
+            max_connections_per_peer=3,
+            inbound_upgrade_timeout=HANDSHAKE_LIMIT_S,
+            outbound_upgrade_timeout=HANDSHAKE_LIMIT_S,
+        ),
+        resource_manager=_resource_manager(),
+        addrs_factory=advertised_addresses,
+        disable_identify_address_discovery=True,
+        enable_metrics=False,  # its queue has no reader, and a full one hangs every dial
+    )
+    if not isinstance(host, BasicHost):
+        raise TypeError(f"expected a BasicHost from py-libp2p 0.8.1, found {type(host).__name__}")
+    swarm = _swarm(host)
+    swarm.upgrader.muxer_multistream = SafeMuxers()
+    swarm.retry_config = RetryConfig(max_retries=0)  # we decide ourselves what is tried again, and when
+    return host
+
+
+def _resource_manager() -> ResourceManager:
+    # Memory limits look at the whole machine's memory and the circuit breaker refuses everybody: both off.
+    return ResourceManager(
+        limits=ResourceLimits(max_connections=2 * MAX_CONNECTIONS, max_streams=4096),  # counts each connection twice
+        connection_limits=ConnectionLimits(
+            max_pending_inbound=MAX_CONNECTIONS,
+            max_pending_outbound=64,
+            max_established_inbound=MAX_CONNECTIONS,
+            max_established_outbound=MAX_CONNECTIONS,
+            max_established_per_peer=8,
+            max_established_total=MAX_CONNECTIONS,
+        ),
+        enable_metrics=False,
+        enable_memory_limits=False,
+        enable_circuit_breaker=False,
+        enable_graceful_degradation=False,
+    )
+
+
+def guard_handlers(host: BasicHost) -> None:
+    """Catch what escapes any stream handler, py-libp2p's own included, before it ends the process.
+
+    A peer that negotiates with bytes that are not UTF-8 makes py-libp2p 0.8.1 itself raise there.
+    """
+    unguarded = _swarm(host).common_stream_handler
+
+    async def guarded(stream: INetStream) -> None:
+        try:
+            await unguarded(stream)
+        except Exception:
+            _logger.debug("a stream ended with an error; it is reset", exc_info=True)
+            await _quietly(stream.reset)()
+
+    _swarm(host).set_stream_handler(guarded)
+
+
+def _limited(
+    handle: Callable[[INetStream], Awaitable[None]], limit_s: float
+) -> Callable[[INetStream], Awaitable[None]]:
+    async def limited(stream: INetStream) -> None:
+        with trio.move_on_after(limit_s) as scope:
+            await handle(stream)
+        if scope.cancelled_caught:
+            await _quietly(stream.reset)()
+
+    return limited
+
+
+def _quietly(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """A call that closes something and that nothing interrupts or makes fail."""
+
+    async def closing() -> None:
+        with trio.CancelScope(shield=True), suppress(*FOREIGN):
+            await close()
+
+    return closing
+
+
+def _swarm(host: BasicHost) -> Swarm:
+    swarm = host.get_network()
+    if not isinstance(swarm, Swarm):
+        raise TypeError(f"expected a Swarm from py-libp2p 0.8.1, found {type(swarm).__name__}")
+    return swarm
