@@ -1,0 +1,296 @@
+"""What an engine is: values that cross its boundary, and the protocol every engine fulfils.
+
+K/V never crosses the boundary as a value. For a restore the caller names chunks by file, offset, length and hash;
+the engine reads them into a buffer of its own, hashes *that* and builds arrays from it. For an export the engine
+writes tiles into a file the caller gives, and the caller hashes them again before adopting them.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvnet.format.codecs import Codec
+from kvnet.format.fingerprint import Fingerprint, Producer
+from kvnet.format.hashes import ChunkHash
+
+JsonObject = Mapping[str, Any]
+"""A chat message or a set of template inputs: whatever JSON holds."""
+
+FROZEN_MOMENT = "strftime_now"
+"""Template input that holds an ISO 8601 moment and fixes what a template's ``strftime_now`` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A loaded model, as the rest of kvnet sees it.
+
+    Attributes:
+        name: folder name of the model; a label, never an identity.
+        path: the folder it was loaded from.
+        fingerprint: its identity; ``None`` when its K/V cannot be shared.
+        producer: what computes here (runtime, versions, device), recorded in manifests made here.
+        tokenizer_digest: 32 bytes over the tokenizer's files; explains a miss, is no part of the identity.
+        template_digest: 32 bytes over the chat template; the same.
+        window_tokens: longest context the model was made for; 0 when its configuration does not say.
+        kv_bytes_per_token: K/V bytes per token over all layers; 0 when it cannot be shared.
+        weights_size_bytes: bytes of the weights in memory.
+        memory_budget_bytes: what weights and K/V together may use.
+        shareable: whether export and restore work.
+        refusal: why they do not, naming the cache class; empty when they do.
+    """
+
+    name: str
+    path: Path
+    fingerprint: Fingerprint | None
+    producer: Producer
+    tokenizer_digest: bytes
+    template_digest: bytes
+    window_tokens: int
+    kv_bytes_per_token: int
+    weights_size_bytes: int
+    memory_budget_bytes: int
+    shareable: bool
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """Where one chunk's stored bytes lie: ``length_bytes`` at ``offset`` of ``path``, with this hash.
+
+    ``index`` is the chunk's place in the artifact's plan.
+    """
+
+    index: int
+    path: Path
+    offset: int
+    length_bytes: int
+    hash: ChunkHash
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenChunk:
+    """A chunk the engine wrote: ``length_bytes`` stored bytes at ``offset`` of the pack it was given."""
+
+    index: int
+    offset: int
+    length_bytes: int
+    hash: ChunkHash
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """State to continue from.
+
+    Attributes:
+        manifest: manifest bytes of the artifact; the caller has judged its signature and publisher.
+        n_tokens: how many of its tokens to reuse, from the start; may end inside a block.
+        chunks: where the tiles lie that cover these tokens; others may be listed and are not read.
+    """
+
+    manifest: bytes
+    n_tokens: int
+    chunks: tuple[ChunkRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """Compute the K/V of ``tokens`` and write its tiles.
+
+    Attributes:
+        tokens: the whole prefix, from position 0.
+        restore: state for its beginning, or ``None`` to compute all of it.
+        pack_path: existing file to write to.
+        pack_offset: where in it the first tile goes; the others follow in plan order.
+        first_block: blocks before it are not written; they must be covered by ``restore``.
+        codec: how tiles are stored.
+        context_size_bytes: size of the context chunks in the artifact to be, so that chunk indices agree.
+    """
+
+    tokens: Sequence[int]
+    restore: RestorePlan | None
+    pack_path: Path
+    pack_offset: int
+    first_block: int = 0
+    codec: Codec = Codec.RAW
+    context_size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Decode greedily after ``tokens``.
+
+    At least one token is always computed: when ``restore`` covers the whole prompt its last token is fed again.
+    """
+
+    tokens: Sequence[int]
+    restore: RestorePlan | None = None
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRequest:
+    """Ask for the logits after the last of ``tokens``: what exactness is measured with.
+
+    Attributes:
+        tokens: the prompt.
+        restore: state to continue from.
+        stops: token counts at which a prefill step must end, besides the usual multiples of the step.
+        one_shot: feed the whole prompt in a single step.
+    """
+
+    tokens: Sequence[int]
+    restore: RestorePlan | None = None
+    stops: tuple[int, ...] = ()
+    one_shot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """``done_tokens`` of ``total_tokens`` have their K/V, restored ones included."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The export is finished; every tile written, in plan order."""
+
+    chunks: tuple[WrittenChunk, ...]
+    restored_tokens: int
+    prefilled_tokens: int
+    restore_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token is there, ``ttft_s`` seconds after the engine accepted the request."""
+
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that became readable with ``token``; may be empty inside a character."""
+
+    text: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The generation is finished.
+
+    Attributes:
+        text: all of it.
+        tokens: the token ids made, without the end token.
+        finish_reason: ``"stop"`` (the model ended it) or ``"length"``.
+        ttft_s: seconds from the request to the first token.
+        restored_tokens: prompt tokens whose K/V was restored.
+        prefilled_tokens: prompt tokens computed, the last one included.
+        restore_s: seconds of reading, checking and building restored state.
+        prefill_s: seconds of prefill, without the last token.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    ttft_s: float
+    restored_tokens: int
+    prefilled_tokens: int
+    restore_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Logits after the last token: little-endian float32, and each layer's position before that token was fed."""
+
+    values: bytes
+    positions: tuple[int, ...]
+
+
+ExportEvent = PrefillProgress | Exported
+GenerateEvent = PrefillProgress | FirstToken | TextDelta | Generated
+
+
+class Engine(Protocol):
+    """Turns text into tokens, tokens into K/V and K/V into text, one model at a time.
+
+    Every method may be called from several tasks at once. Leaving an iterator early, or being cancelled inside it,
+    stops that request only.
+    """
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model."""
+        ...
+
+    async def render(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
+        """Tokens of a conversation under the chat template, ready for the answer.
+
+        Where the template has no system role, system text goes to the head of the first user message.
+
+        Raises:
+            EngineError: the template refuses the messages, or there is no template.
+        """
+        ...
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Tokens of plain text with the tokenizer's own special tokens (such as BOS)."""
+        ...
+
+    async def context_tokens(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
+        """Tokens that every question after these messages shares.
+
+        They end where two renderings that differ only in the question first differ in tokens, at most at the end of
+        the messages' own rendering.
+
+        Raises:
+            EngineError: as ``render``.
+        """
+        ...
+
+    def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
+        """Computes and writes K/V; the last event is ``Exported``.
+
+        Raises:
+            CompatibilityError: this model's K/V cannot be exported, or the state to restore is not for it.
+            IntegrityError: restored bytes do not match their hash.
+            OverBudgetError: the tokens exceed the window or the memory budget.
+            EngineCrashedError: the engine process ended.
+        """
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Generates text; the last event is ``Generated``. Raises as ``export``."""
+        ...
+
+    async def logits(self, request: LogitsRequest) -> Logits:
+        """Logits after the last token. Raises as ``export``."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the engine; running requests fail with ``EngineCrashedError``."""
+        ...
+
+
+class OpenEngine(Protocol):
+    """Opens engines: the real one in its own process, or the toy one."""
+
+    def __call__(
+        self, model_path: Path, *, digest_cache: Path, work_dir: Path, memory_budget_bytes: int | None = None
+    ) -> AbstractAsyncContextManager[Engine]:
+        """An engine for the model in ``model_path``, loaded when the context is entered."""
+        ...
+
+
+def frozen_template_inputs(moment: str) -> dict[str, str]:
+    """Template inputs that would vary by themselves, fixed at ``moment`` (ISO 8601, such as ``2026-11-29T14:00:00``).
+
+    A template that prints today's date prints that one, so that its rendering, and with it the tokens, stays the same.
+    """
+    return {FROZEN_MOMENT: moment}
