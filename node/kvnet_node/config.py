@@ -265,8 +265,6 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None and value not in ([], (), ""):
             values[key], origins[key] = _parse(key, value, "the command line"), "flag"
-    for address in values["network.listen"]:
-        parse_listen(address)
     return Config(
         model_default=values["model.default"],
         model_paths=values["model.paths"],
@@ -280,32 +278,3 @@ def load_config(
         announce_interval_s=values["announce.interval_s"],
         origins=origins,
     )
-
-
-_LISTEN = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<four>[0-9.]+)):(?P<port>\d{1,5})")
-_LISTEN_MULTIADDR = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9A-Fa-f:.]+)/tcp/(?P<port>\d{1,5})")
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """The host and port of a listen address: ``HOST:PORT``, ``[HOST6]:PORT``, ``/ip4/…/tcp/…`` or ``/ip6/…/tcp/…``.
-
-    Raises:
-        ConfigError: neither form, a host that is no IP address, or a port over 65535.
-    """
-    import ipaddress
-
-    if match := _LISTEN.fullmatch(text):
-        host, port = match["six"] or match["four"], int(match["port"])
-    elif match := _LISTEN_MULTIADDR.fullmatch(text):
-        host, port = match["host"], int(match["port"])
-    else:
-        host, port = "", -1
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        port = -1
-    if not 0 <= port <= 65535:
-        raise ConfigError(
-            f"expected a listen address such as 127.0.0.1:0, [::]:5864 or /ip4/0.0.0.0/tcp/5864, found {text!r}"
-        )
-    return host, port

@@ -52,11 +52,15 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: msgspec.Raw
 
 
+_ABSENT = msgspec.Raw()
+"""Raw JSON cannot be optional; what is not there is this very object, which is left out when written."""
+
+
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     """One frame of the answer; exactly one field is set, and a result or an error is the last."""
 
-    event: msgspec.Raw | None = None
-    result: msgspec.Raw | None = None
+    event: msgspec.Raw = _ABSENT
+    result: msgspec.Raw = _ABSENT
     error: Failure | None = None
 
 
@@ -299,11 +303,11 @@ async def call_node(stream: trio.SocketStream, operation: str, request: Any, on_
             frames = FrameStream(stream)
             while (data := await frames.receive()) is not None:
                 reply = msgspec.json.decode(data, type=Reply)
-                if reply.event is not None:
+                if reply.event:
                     on_event(msgspec.json.decode(reply.event, type=Progress | TextDelta | Note))
                 elif reply.error is not None:
                     raise error_of(reply.error)
-                elif reply.result is not None:
+                elif reply.result:
                     return bytes(reply.result)
         except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
             raise NodeGoneError(f"the running node broke off: {error}", hint="kvnet node status") from error

@@ -1,11 +1,10 @@
-"""Who this node is: publisher keys, the peer key, namespaces, and the publishers it trusts.
+"""Who this node is: publisher keys, namespaces, and the publishers it trusts; the network keeps the peer key.
 
 Everything is made at first use. Every secret is a file of its own, 0600 from its first byte, and is never printed,
 logged or sent. The caller owns the lock of the data directory, so no two processes write here at once.
 """
 
 import datetime as dt
-import os
 import re
 import secrets
 import stat
@@ -29,7 +28,7 @@ MAX_NAMESPACE_FILE_BYTES = 4096
 SEED_BYTES = 32
 
 _KEY_FILE = re.compile(r"publisher-(\d{4})\.key")
-_SEED_LINE = re.compile(rb"kvnet (publisher|peer) seed v1: ([0-9a-f]{64})\n?")
+_SEED_LINE = re.compile(rb"kvnet publisher key 1\n([0-9a-f]{64})\n")
 
 
 class TrustedPublisher(msgspec.Struct, frozen=True):
@@ -66,7 +65,6 @@ class NodeIdentity:
         self._keys: list[PublisherKey] = []
         self._trusted: list[TrustedPublisher] = []
         self._namespaces: list[tuple[Path, Namespace]] = []
-        self._peer_seed = b""
 
     def load(self) -> None:
         """Read everything, and make what is missing.
@@ -75,13 +73,9 @@ class NodeIdentity:
             ConfigError: a file that is not what it should be, or that others may read.
         """
         numbered = sorted(path for path in self._paths.keys_dir.glob("*.key") if _KEY_FILE.fullmatch(path.name))
-        self._keys = [PublisherKey(_read_seed(path, b"publisher")) for path in numbered]
+        self._keys = [PublisherKey(_read_seed(path)) for path in numbered]
         if not self._keys:
             self.new_key()
-        peer_file = self._paths.keys_dir / "peer.key"
-        if not peer_file.exists():
-            _write_seed(peer_file, b"peer", secrets.token_bytes(SEED_BYTES))
-        self._peer_seed = _read_seed(peer_file, b"peer")
         self._load_namespaces()
         self._load_trusted()
 
@@ -131,11 +125,6 @@ class NodeIdentity:
         return tuple(namespace for _, namespace in self._namespaces)
 
     @property
-    def peer_seed(self) -> bytes:
-        """Seed of the peer key, 32 bytes; secret."""
-        return self._peer_seed
-
-    @property
     def policy_name(self) -> str:
         """The trust policy in force."""
         return self._policy_name
@@ -155,7 +144,7 @@ class NodeIdentity:
         """Make a new signing key and return its publisher text; older ones stay this node's own."""
         number = 1 + max((int(match[1]) for match in map(_KEY_FILE.fullmatch, self._key_names()) if match), default=0)
         seed = secrets.token_bytes(SEED_BYTES)
-        _write_seed(self._paths.keys_dir / f"publisher-{number:04d}.key", b"publisher", seed)
+        _write_seed(self._paths.keys_dir / f"publisher-{number:04d}.key", seed)
         self._keys.append(PublisherKey(seed))
         return self.publisher()
 
@@ -297,15 +286,17 @@ def _check_private(path: Path) -> None:
         )
 
 
-def _write_seed(path: Path, kind: bytes, seed: bytes) -> None:
-    write_private(path, b"kvnet " + kind + b" seed v1: " + seed.hex().encode() + b"\n", replace=False)
+def _write_seed(path: Path, seed: bytes) -> None:
+    write_private(path, b"kvnet publisher key 1\n" + seed.hex().encode() + b"\n", replace=False)
 
 
-def _read_seed(path: Path, kind: bytes) -> bytes:
+def _read_seed(path: Path) -> bytes:
     _check_private(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    with os.fdopen(descriptor, "rb") as file:
+    with path.open("rb") as file:
         match = _SEED_LINE.fullmatch(file.read(256))
-    if match is None or match[1] != kind:
-        raise ConfigError(f"expected a {kind.decode()} key in {path}, found something else")
-    return bytes.fromhex(match[2].decode())
+    if match is None:
+        raise ConfigError(
+            f"expected a publisher key in {path}, found something else",
+            hint="move the file away; without it this node is no longer the publisher it was",
+        )
+    return bytes.fromhex(match[1].decode())

@@ -34,6 +34,11 @@ class DataPaths:
         return self.data_dir / "keys"
 
     @property
+    def peer_key_file(self) -> Path:
+        """The key that makes this node's peer id."""
+        return self.keys_dir / "peer.key"
+
+    @property
     def namespaces_dir(self) -> Path:
         """Namespace secrets, 0600 each."""
         return self.data_dir / "namespaces"

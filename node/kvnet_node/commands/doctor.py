@@ -109,7 +109,7 @@ def _environment() -> list[Finding]:
     return [
         Finding(
             "environment",
-            "problem",
+            "note",
             f"{name} is no setting",
             f"did you mean KVNET_{nearest_key(name.removeprefix('KVNET_').lower()).upper().replace('.', '_')}?",
         )

@@ -1,0 +1,125 @@
+"""Engine processes of this node: started at first use, kept while they may be wanted again."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from kvnet.engine.interface import Engine, OpenEngine
+from kvnet.engine.models import ModelEntry, choose_model
+from kvnet_node.config import Config
+from kvnet_node.models import models_here
+from kvnet_node.paths import DataPaths
+
+MAX_IDLE_ENGINES = 1
+"""Loaded models that nobody uses at the moment; one more is ended first. Weights are most of a machine's memory."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Loaded:
+    entry: ModelEntry
+    engine: Engine
+    end: trio.Event
+    ended: trio.Event = field(default_factory=trio.Event)
+    users: int = 0
+
+
+class EngineShelf:
+    """The engines of one node.
+
+    Args:
+        config: which models to look at, and the default one.
+        paths: where engines may write.
+        open_engine: starts an engine process.
+    """
+
+    def __init__(self, config: Config, paths: DataPaths, open_engine: OpenEngine) -> None:
+        self._config = config
+        self._paths = paths
+        self._open_engine = open_engine
+        self._nursery: trio.Nursery | None = None
+        self._loaded: dict[Path, _Loaded] = {}
+        self._starting = trio.Lock()
+
+    async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold engines until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def models(self) -> list[ModelEntry]:
+        """Every model on this machine; reads folders."""
+        return models_here(self._config, self._paths.data_dir)
+
+    async def choose(self, model: str | None) -> ModelEntry:
+        """The model to use: the one named, else the default, else the only shareable one.
+
+        Raises:
+            UnknownModelError: none of these gives exactly one.
+        """
+        entries = await trio.to_thread.run_sync(self.models)
+        return choose_model(model, self._config.model_default or None, entries)
+
+    def loaded(self) -> list[str]:
+        """Names of the models in memory."""
+        return [loaded.entry.name for loaded in self._loaded.values()]
+
+    @asynccontextmanager
+    async def use(self, model: str | None) -> AsyncIterator[Engine]:
+        """The engine of a model, loaded if it is not; it stays at least as long as the context.
+
+        Raises:
+            UnknownModelError: no such model, or none chosen.
+            EngineError: it cannot be loaded.
+        """
+        loaded = await self._get(await self.choose(model))
+        try:
+            yield loaded.engine
+        finally:
+            loaded.users -= 1
+
+    async def _get(self, entry: ModelEntry) -> _Loaded:
+        async with self._starting:
+            loaded = self._loaded.get(entry.path)
+            if loaded is None:
+                await self._make_room()
+                loaded = await self._start(entry)
+            loaded.users += 1
+            return loaded
+
+    async def _make_room(self) -> None:
+        idle = [loaded for loaded in self._loaded.values() if loaded.users == 0]
+        for loaded in idle[: max(0, len(idle) - MAX_IDLE_ENGINES + 1)]:
+            loaded.end.set()
+            await loaded.ended.wait()
+
+    async def _start(self, entry: ModelEntry) -> _Loaded:
+        if self._nursery is None:
+            raise RuntimeError("the engine shelf is not running")
+        loaded: _Loaded = await self._nursery.start(self._hold, entry)
+        return loaded
+
+    async def _hold(
+        self, entry: ModelEntry, *, task_status: "trio.TaskStatus[_Loaded]" = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        work_dir = self._paths.engine_dir
+        work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with self._open_engine(
+            entry.path, digest_cache=work_dir / "weight-digests.json", work_dir=work_dir
+        ) as engine:
+            loaded = _Loaded(entry, engine, trio.Event())
+            self._loaded[entry.path] = loaded
+            _log.info("engine started", model=entry.name)
+            task_status.started(loaded)
+            try:
+                await loaded.end.wait()
+            finally:
+                self._loaded.pop(entry.path, None)
+        loaded.ended.set()
+        _log.info("engine ended", model=entry.name)

@@ -1,0 +1,56 @@
+"""Operations on the node itself."""
+
+import os
+
+import kvnet
+from kvnet.errors import UsageError
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.requests import (
+    PeersRequest,
+    PeersResult,
+    StatusRequest,
+    StatusResult,
+    StopRequest,
+    StopResult,
+)
+
+
+async def status(context: OperationContext, request: StatusRequest) -> StatusResult:  # noqa: ARG001
+    """How the node is."""
+    services = context.services
+    usage = await services.lane.run(services.store.usage)
+    return StatusResult(
+        running=context.serving,
+        data_dir=str(services.paths.data_dir),
+        version=kvnet.__version__,
+        publisher=services.identity.publisher(),
+        peer=services.peer_text,
+        policy=services.identity.policy_name,
+        artifacts=usage.artifacts,
+        held_bytes=usage.held_bytes,
+        quota_bytes=services.config.quota_bytes,
+        pid=os.getpid() if context.serving else 0,
+        uptime_s=services.uptime_s(),
+        addresses=services.addresses(),
+        peers=len(services.network.connected()) if services.network else 0,
+        model=services.config.model_default,
+        engines=services.engines.loaded(),
+        reuse_verified=services.verified_models(),
+        counters=services.counters(),
+    )
+
+
+async def stop(context: OperationContext, request: StopRequest) -> StopResult:  # noqa: ARG001
+    """End the running node, after this answer is on its way."""
+    if not context.serving:
+        raise UsageError("expected a running node of this data directory, found none")
+    context.services.stop_requested.set()
+    return StopResult(os.getpid())
+
+
+async def peers(context: OperationContext, request: PeersRequest) -> PeersResult:
+    """Connected peers, after connecting to the addresses in the request."""
+    services = context.services
+    for address in request.connect:
+        await services.connect(address)
+    return PeersResult(services.peer_entries(), services.addresses())

@@ -1,0 +1,130 @@
+"""The running node: ``kvnet node start``, from the lock to the clean end."""
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+import trio
+from kvnet.store.lock import DataDirLock
+
+import kvnet
+from kvnet.errors import KvnetError, UsageError
+from kvnet_node.control import OnEvent, control_socket, serve_control
+from kvnet_node.failures import leaf_of
+from kvnet_node.logs import configure_logs
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.registry import operation
+from kvnet_node.operations.requests import Result
+from kvnet_node.output import Output, pairs
+from kvnet_node.wiring import Services, open_services
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvnet_node.invocation import Settings
+
+_log = structlog.get_logger(__name__)
+
+
+def run_node(settings: "Settings", output: Output) -> int:
+    """Run the node of a data directory until it is told to stop.
+
+    Returns:
+        The exit code: 0 after a clean stop, by whatever it was asked for.
+
+    Raises:
+        DataDirLockedError: another process owns the data directory.
+        PortInUseError: a port that was asked for is taken.
+    """
+    lock = DataDirLock(settings.paths.data_dir)
+    lock.acquire()
+    try:
+        configure_logs(settings.paths.log_file, verbose=output.verbose)
+        trio.run(_serve, settings, output, lock, strict_exception_groups=True)
+    finally:
+        lock.release()
+    output.message("stopped")
+    return 0
+
+
+async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> None:
+    async with open_services(settings, network=True, serving=True) as services, trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, services)
+        async with control_socket(settings.paths.control_socket) as (listener, path):
+            lock.record_control_socket(path)
+            nursery.start_soon(serve_control, listener, _Handler(services))
+            _announce(settings, services, output, path)
+            await services.stop_requested.wait()
+            _log.info("stopping")
+            nursery.cancel_scope.cancel()
+
+
+class _Handler:
+    """Runs what arrives on the control socket."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, name: str, data: bytes, on_event: OnEvent) -> Result:
+        wanted = operation(name)
+        try:
+            request = msgspec.json.decode(data, type=wanted.request)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"not a request for {name}: {error}", hint="is the running node another kvnet? restart it"
+            ) from error
+        try:
+            return await wanted.load()(OperationContext(self._services, on_event, serving=True), request)
+        except Exception as error:
+            leaf = leaf_of(error)
+            if isinstance(leaf, KvnetError):
+                _log.info("operation refused", operation=name, code=leaf.code)
+            else:
+                _log.exception("operation failed", operation=name)
+            raise
+
+
+async def _stop_on_signal(services: Services) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if services.stop_requested.is_set():
+                # Asked a second time: whatever hangs is left behind; the store recovers at the next start.
+                os._exit(130)
+            services.stop_requested.set()
+
+
+def _announce(settings: "Settings", services: Services, output: Output, control: "Path") -> None:
+    addresses = services.addresses()
+    record: dict[str, Any] = {
+        "type": "node start",
+        "addresses": addresses,
+        "data_dir": str(settings.paths.data_dir),
+        "publisher": services.identity.publisher(),
+        "peer": services.peer_text,
+        "model": settings.config.model_default,
+        "policy": settings.config.trust_policy,
+        "pid": os.getpid(),
+        "control_socket": str(control),
+        "version": kvnet.__version__,
+    }
+    _log.info("started", peer=services.peer_text, addresses=len(addresses))
+    output.result(record, lambda _: _screen(record))
+
+
+def _screen(record: dict[str, Any]) -> str:
+    data_dir = record["data_dir"]
+    next_step = f"kvnet add PATH --name NAME --data-dir {data_dir}"
+    lines = pairs(
+        [
+            ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
+            *(("address", address) for address in record["addresses"]),
+            ("data dir", data_dir),
+            ("publisher", record["publisher"]),
+            ("policy", record["policy"]),
+            ("model", record["model"] or "loaded at the first request"),
+            ("next", next_step),
+        ]
+    )
+    return f"{lines}"

@@ -1,0 +1,261 @@
+import os
+import stat
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from kvnet.errors import NotFoundError, ProtocolViolationError
+from kvnet_node.control import (
+    MAX_FRAME_BYTES,
+    MAX_SOCKET_PATH_BYTES,
+    Call,
+    EventOutbox,
+    FrameStream,
+    NodeGoneError,
+    OnEvent,
+    Reply,
+    call_node,
+    choose_socket_path,
+    connect_control,
+    control_socket,
+    send_frame,
+    serve_control,
+)
+from kvnet_node.events import Note, Progress, TextDelta
+
+
+class Question(msgspec.Struct):
+    text: str
+
+
+async def echo(name: str, data: bytes, on_event: OnEvent) -> Any:
+    on_event(Progress("echo", 1, 2))
+    on_event(TextDelta(name))
+    return {"echo": msgspec.json.decode(data)}
+
+
+@asynccontextmanager
+async def served(directory: Path, handler: Callable[..., Any]) -> AsyncIterator[Path]:
+    async with trio.open_nursery() as nursery, control_socket(directory / "control.sock") as (listener, path):
+        nursery.start_soon(serve_control, listener, handler)
+        yield path
+        nursery.cancel_scope.cancel()
+
+
+async def connected(path: Path) -> trio.SocketStream:
+    stream = await connect_control(path)
+    assert stream is not None
+    return stream
+
+
+# --- frames ---
+
+
+async def test_frames_arrive_whole_however_they_are_cut() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    frames = FrameStream(far)
+
+    async def send_in_pieces() -> None:
+        await send_frame(near, {"a": 1})
+        encoded = msgspec.json.encode({"b": 2})
+        for byte in struct.pack(">I", len(encoded)) + encoded:
+            await near.send_all(bytes([byte]))
+        await near.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_in_pieces)
+        assert await frames.receive() == b'{"a":1}'
+        assert await frames.receive() == b'{"b":2}'
+        assert await frames.receive() is None
+
+
+async def test_an_end_inside_a_frame_is_an_error_not_a_short_frame() -> None:
+    for data in (b"\0\0", struct.pack(">I", 10) + b"123"):
+        near, far = trio.testing.memory_stream_pair()
+        await near.send_all(data)
+        await near.aclose()
+        with pytest.raises(ProtocolViolationError, match=r"whole frame|end inside"):
+            await FrameStream(far).receive()
+
+
+async def test_a_huge_length_is_refused_before_anything_is_read() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    await near.send_all(struct.pack(">I", MAX_FRAME_BYTES + 1))
+    with pytest.raises(ProtocolViolationError, match="at most"):
+        await FrameStream(far).receive()
+
+
+# --- events on their way ---
+
+
+def test_waiting_text_is_joined_and_waiting_progress_replaced() -> None:
+    outbox = EventOutbox()
+    for event in (
+        Progress("prefill", 1), Progress("prefill", 2), TextDelta("a"), TextDelta("b"), Note("n"), TextDelta("c"),
+    ):  # fmt: skip
+        outbox.put(event)
+    assert outbox.take() == [Progress("prefill", 2), TextDelta("ab"), Note("n"), TextDelta("c")]
+    assert outbox.take() == []
+
+
+# --- the socket ---
+
+
+async def test_the_socket_is_for_its_owner_alone_and_gone_afterwards(tmp_path: Path) -> None:
+    async with control_socket(tmp_path / "control.sock") as (_, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+async def test_a_socket_left_by_a_killed_node_is_replaced(tmp_path: Path) -> None:
+    async with served(tmp_path, echo) as path:
+        os.link(path, tmp_path / "left")
+    (tmp_path / "left").rename(tmp_path / "control.sock")
+    async with served(tmp_path, echo) as path:
+        stream = await connected(path)
+        assert await call_node(stream, "x", Question("y"), lambda _: None) == b'{"echo":{"text":"y"}}'
+
+
+def test_a_path_over_100_bytes_becomes_a_short_one_in_a_private_directory(tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 120) / "control.sock"
+    path, directory = choose_socket_path(long)
+    try:
+        assert directory is not None
+        assert len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    finally:
+        if directory is not None:
+            directory.rmdir()
+
+
+def test_a_short_path_is_used_as_it_is() -> None:
+    assert choose_socket_path(Path("/tmp/x.sock")) == (Path("/tmp/x.sock"), None)
+
+
+async def test_nobody_listening_is_a_normal_answer(tmp_path: Path) -> None:
+    assert await connect_control(tmp_path / "none.sock") is None
+    async with control_socket(tmp_path / "control.sock") as (_, path):
+        path.rename(tmp_path / "stale.sock")
+    assert await connect_control(tmp_path / "stale.sock") is None
+
+
+# --- calls ---
+
+
+async def test_a_call_brings_events_and_then_the_result(tmp_path: Path) -> None:
+    events: list[Any] = []
+    async with served(tmp_path, echo) as path:
+        result = await call_node(await connected(path), "list", Question("q"), events.append)
+    assert msgspec.json.decode(result) == {"echo": {"text": "q"}}
+    assert events == [Progress("echo", 1, 2), TextDelta("list")]
+
+
+async def test_an_error_arrives_as_the_class_it_was(tmp_path: Path) -> None:
+    async def refuse(name: str, data: bytes, on_event: OnEvent) -> Any:
+        raise NotFoundError("nobody has it", hint="try later")
+
+    async with served(tmp_path, refuse) as path:
+        with pytest.raises(NotFoundError, match="nobody has it") as raised:
+            await call_node(await connected(path), "fetch", Question("q"), lambda _: None)
+    assert raised.value.hint == "try later"
+
+
+async def test_an_unexpected_error_ends_its_own_call_only(tmp_path: Path) -> None:
+    async def break_once(name: str, data: bytes, on_event: OnEvent) -> Any:
+        if name == "break":
+            raise ZeroDivisionError("oh")
+        return {"fine": True}
+
+    async with served(tmp_path, break_once) as path:
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            await call_node(await connected(path), "break", Question("q"), lambda _: None)
+        assert await call_node(await connected(path), "ok", Question("q"), lambda _: None) == b'{"fine":true}'
+
+
+async def test_an_asker_that_goes_away_cancels_its_operation(tmp_path: Path) -> None:
+    begun, cancelled = trio.Event(), trio.Event()
+
+    async def wait(name: str, data: bytes, on_event: OnEvent) -> Any:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            cancelled.set()
+            raise
+
+    async with served(tmp_path, wait) as path:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call_node, await connected(path), "x", Question("q"), lambda _: None)
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(5):
+            await cancelled.wait()
+
+
+async def test_several_operations_run_at_once(tmp_path: Path) -> None:
+    meet = [trio.Event(), trio.Event()]
+
+    async def need_each_other(name: str, data: bytes, on_event: OnEvent) -> Any:
+        index = int(name)
+        meet[index].set()
+        await meet[1 - index].wait()
+        return {}
+
+    async with served(tmp_path, need_each_other) as path:
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for name in ("0", "1"):
+                    nursery.start_soon(call_node, await connected(path), name, Question("q"), lambda _: None)
+
+
+async def test_a_node_that_ends_early_is_reported(tmp_path: Path) -> None:
+    async def wait(name: str, data: bytes, on_event: OnEvent) -> Any:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as outer:
+        stopped = trio.CancelScope()
+        started = trio.Event()
+
+        async def serve() -> None:
+            with stopped:
+                async with control_socket(tmp_path / "control.sock") as (listener, _):
+                    started.set()
+                    await serve_control(listener, wait)
+
+        outer.start_soon(serve)
+        await started.wait()
+        stream = await connected(tmp_path / "control.sock")
+
+        async def stop_when_called() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            stopped.cancel()
+
+        outer.start_soon(stop_when_called)
+        with pytest.raises(NodeGoneError):
+            await call_node(stream, "x", Question("q"), lambda _: None)
+
+
+async def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with served(tmp_path, echo) as path, await connected(path) as stream:
+        await send_frame(stream, Call(99, "9.9", "list", msgspec.Raw(b"{}")))
+        data = await FrameStream(stream).receive()
+        assert data is not None
+        reply = msgspec.json.decode(data, type=Reply)
+        assert reply.error is not None
+        assert "99" in reply.error.message
+        assert "kvnet node stop" in reply.error.hint
+
+
+async def test_junk_does_not_disturb_others(tmp_path: Path) -> None:
+    async with served(tmp_path, echo) as path:
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 3) + b"abc", b"\xff" * 100, b""):
+            async with await connected(path) as stream:
+                await stream.send_all(junk)
+        assert await call_node(await connected(path), "x", Question("y"), lambda _: None)

@@ -1,0 +1,58 @@
+import pytest
+
+from kvnet.errors import (
+    DataDirLockedError,
+    IntegrityError,
+    KvnetError,
+    NotFoundError,
+    PeerRefusedError,
+    TrustError,
+    UsageError,
+)
+from kvnet_node.failures import error_of, failure_of, leaf_of
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (UsageError("x"), 2),
+        (IntegrityError("x"), 20),
+        (TrustError("x"), 30),
+        (DataDirLockedError("x"), 50),
+        (NotFoundError("x"), 60),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("division by zero"), 1),
+    ],
+)
+def test_every_failure_has_the_exit_code_of_its_kind(error: BaseException, exit_code: int) -> None:
+    assert failure_of(error).exit_code == exit_code
+
+
+def test_an_error_survives_the_way_through_the_control_socket() -> None:
+    for error in (NotFoundError("nobody has it", hint="go on"), UsageError("bad"), KvnetError("odd")):
+        again = error_of(failure_of(error))
+        assert type(again) is type(error)
+        assert (again.message, again.hint) == (error.message, error.hint)
+
+
+def test_a_refusal_keeps_its_reason() -> None:
+    again = error_of(failure_of(PeerRefusedError("no", reason="not_a_member")))
+    assert isinstance(again, PeerRefusedError)
+    assert again.reason == "not_a_member"
+
+
+def test_a_group_is_reported_by_the_error_raised_on_purpose() -> None:
+    wanted = NotFoundError("nobody has it")
+    group = BaseExceptionGroup("g", [ValueError("x"), BaseExceptionGroup("h", [wanted])])
+    assert leaf_of(group) is wanted
+
+
+def test_an_interrupt_wins_over_what_it_broke() -> None:
+    group = BaseExceptionGroup("g", [NotFoundError("x"), KeyboardInterrupt()])
+    assert failure_of(group).exit_code == 130
+
+
+def test_an_unexpected_error_is_one_line_with_a_hint_to_look_closer() -> None:
+    failure = failure_of(ValueError("first\nsecond"))
+    assert "\n" not in failure.message
+    assert "--verbose" in failure.hint

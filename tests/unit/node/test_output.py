@@ -1,0 +1,155 @@
+import io
+import json
+
+import pytest
+
+from kvnet_node.events import Note, Progress, TextDelta
+from kvnet_node.operations.requests import PinResult
+from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_seconds, pairs
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Screen:
+    def __init__(self, *, terminal: bool = False, json: bool = False, quiet: bool = False) -> None:
+        stream = Terminal if terminal else io.StringIO
+        self.out, self.err, self.clock = stream(), stream(), Clock()
+        self.output = Output(json=json, quiet=quiet, stdout=self.out, stderr=self.err, clock=self.clock)
+
+    def progress(self, at_s: float, done: int, total: int = 10, stage: str = "prefill") -> None:
+        self.clock.now_s = at_s
+        self.output.event(Progress(stage, done, total, "tokens"))
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("plain ascii, naïve, 日本", "plain ascii, naïve, 日本"),
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("a\rb", "a\\rb"),
+        ("bell\x07", "bell\\x07"),
+        ("right\u202eto left", "right\\u202eto left"),
+        ("zero\u200bwidth", "zero\\u200bwidth"),
+        ("line\nfeed", "line\\nfeed"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_text_from_elsewhere_cannot_move_the_cursor_or_hide(text: str, escaped: str) -> None:
+    assert escape(text) == escaped
+
+
+def test_newlines_are_kept_where_asked() -> None:
+    assert escape("a\n\tb\x1b", keep_newlines=True) == "a\n\tb\\x1b"
+
+
+def test_cells_of_tables_are_escaped_and_aligned() -> None:
+    assert columns([("a\x1b", "1")], ("NAME", "N")) == "NAME   N\na\\x1b  1"
+    assert pairs([("one", "\x07"), ("three", "x")]) == "one    \\x07\nthree  x"
+
+
+def test_a_result_for_a_person_goes_to_stdout_alone() -> None:
+    screen = Screen()
+    screen.output.message("working")
+    screen.output.result(PinResult("a", pinned=True), lambda result: f"pinned {result.artifact}")
+    assert screen.out.getvalue() == "pinned a\n"
+    assert screen.err.getvalue() == "working\n"
+
+
+def test_with_json_every_line_of_stdout_is_an_object_and_the_last_is_the_result() -> None:
+    screen = Screen(json=True)
+    screen.progress(0, 1)
+    screen.progress(2, 5)
+    screen.output.event(Note("plan", data={"tokens": 5}))
+    screen.output.event(TextDelta("hel\nlo"))
+    screen.output.message("a remark")
+    screen.output.result(PinResult("a", pinned=True), lambda _: "never shown")
+    lines = [json.loads(line) for line in screen.out.getvalue().splitlines()]
+    assert [line["type"] for line in lines] == ["progress", "note", "text", "pin"]
+    assert lines[-1] == {"type": "pin", "artifact": "a", "pinned": True}
+    assert screen.err.getvalue() == "a remark\n"
+
+
+def test_an_error_never_reaches_stdout() -> None:
+    for json_wanted in (False, True):
+        screen = Screen(json=json_wanted)
+        screen.output.error(code="not_found", exit_code=60, message="expected x, found \x1b", hint="do y")
+        assert screen.out.getvalue() == ""
+        assert "\x1b" not in screen.err.getvalue()
+    assert json.loads(screen.err.getvalue())["code"] == "not_found"
+
+
+def test_quiet_keeps_warnings_and_drops_the_rest() -> None:
+    screen = Screen(quiet=True)
+    screen.progress(0, 1)
+    screen.progress(9, 5)
+    screen.output.message("remark")
+    screen.output.event(Note("plan"))
+    screen.output.event(Note("beware", level="warning"))
+    assert screen.err.getvalue() == "warning: beware\n"
+
+
+def test_progress_appears_only_after_a_second() -> None:
+    screen = Screen()
+    screen.progress(0, 1)
+    screen.progress(0.9, 5)
+    assert screen.err.getvalue() == ""
+    screen.progress(1.1, 6)
+    assert "6 tokens of 10 tokens (60 %)" in screen.err.getvalue()
+
+
+def test_without_a_terminal_progress_is_written_now_and_then() -> None:
+    screen = Screen()
+    for step in range(100):
+        screen.progress(step / 10, step, total=1000)
+    assert len(screen.err.getvalue().splitlines()) == 2
+
+
+def test_on_a_terminal_progress_is_cleared_before_the_result() -> None:
+    screen = Screen(terminal=True)
+    screen.progress(0, 1)
+    screen.progress(2, 5)
+    screen.output.result(PinResult("a", pinned=True), lambda _: "done")
+    assert screen.err.getvalue().endswith("\r")
+    assert screen.out.getvalue() == "done\n"
+
+
+def test_streamed_text_ends_with_a_newline_of_its_own() -> None:
+    screen = Screen()
+    screen.output.event(TextDelta("Hel"))
+    screen.output.event(TextDelta("lo"))
+    screen.output.result(PinResult("a", pinned=True), lambda _: "")
+    assert screen.out.getvalue() == "Hello\n"
+
+
+def test_generated_control_characters_do_not_reach_a_terminal() -> None:
+    screen = Screen(terminal=True)
+    screen.output.event(TextDelta("\x1b]0;title\x07 text\n"))
+    assert screen.out.getvalue() == "\\x1b]0;title\\x07 text\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (147_456, "147 kB"), (1_179_648_000, "1.18 GB"), (18_874_368_000, "18.9 GB")],
+)
+def test_sizes_have_three_digits_and_decimal_units(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_durations_and_counts_are_readable() -> None:
+    assert format_seconds(0.0341) == "0.034 s"
+    assert format_seconds(7.12) == "7.1 s"
+    assert format_seconds(125) == "2 min 5 s"
+    assert format_seconds(7260) == "2 h 1 min"
+    assert format_count(12_288) == "12,288"

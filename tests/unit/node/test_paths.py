@@ -1,0 +1,77 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvnet.errors import ConfigError
+from kvnet_node.paths import default_cache_dir, default_data_dir, prepare_data_dir, write_private
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_data_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    paths = prepare_data_dir(tmp_path / "new" / "data")
+    assert mode_of(paths.data_dir) == 0o700
+
+
+def test_an_open_data_directory_is_closed(tmp_path: Path) -> None:
+    directory = tmp_path / "open"
+    directory.mkdir(mode=0o755)
+    prepare_data_dir(directory)
+    assert mode_of(directory) == 0o700
+
+
+def test_a_file_where_the_data_directory_should_be_is_a_config_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        prepare_data_dir(file)
+
+
+def test_the_environment_chooses_the_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVNET_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("KVNET_CACHE_DIR", str(tmp_path / "cache"))
+    assert default_data_dir() == tmp_path / "data"
+    assert default_cache_dir() == tmp_path / "cache"
+
+
+def test_without_the_environment_the_platform_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVNET_DATA_DIR", raising=False)
+    assert default_data_dir().name == "kvnet"
+
+
+def test_private_files_are_never_readable_by_others(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        write_private(tmp_path / "keys" / "secret", b"x")
+    finally:
+        os.umask(previous)
+    assert mode_of(tmp_path / "keys" / "secret") == 0o600
+    assert mode_of(tmp_path / "keys") == 0o700
+
+
+def test_a_private_file_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    write_private(file, b"one")
+    write_private(file, b"two")
+    assert file.read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_private_file_that_may_not_be_replaced_stays(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    write_private(file, b"one", replace=False)
+    with pytest.raises(FileExistsError):
+        write_private(file, b"two", replace=False)
+    assert file.read_bytes() == b"one"
+
+
+def test_a_private_file_is_never_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "link", b"secret", replace=False)
+    assert not target.exists()
