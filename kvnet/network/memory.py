@@ -412,7 +412,6 @@ class MemoryNetwork:
             await self._reach(peer, timeout_s, "an answer to the dial")
             other = self._world.find(peer)
             if other is None or peer == self._peer_id:
-                self._failures.note_failure(address, trio.current_time())
                 raise PeerUnreachableError(f"expected a node at {address}, nobody listens there")
             self._failures.note_success(address)
             for one, another in ((self, other), (other, self)):
@@ -430,13 +429,13 @@ class MemoryNetwork:
             raise PeerUnreachableError(f"expected an address to try, all {len(hint.addresses)} failed lately")
 
         async def dial(address: str) -> PeerId:
-            if parse_memory_address(address) != hint.peer:
-                raise PeerUnreachableError(f"expected an address of the peer, {address} is somebody else's")
             try:
+                if parse_memory_address(address) != hint.peer:
+                    raise PeerUnreachableError(f"expected an address of the peer, {address} is somebody else's")
                 return await self.connect(address, timeout_s=timeout_s)
-            except NetworkError:
+            except (NetworkError, UsageError) as error:
                 self._failures.note_failure(address, trio.current_time())
-                raise
+                raise PeerUnreachableError(str(error)) from error
 
         return await dial_first(usable, dial)
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from libp2p import new_host
-from libp2p.abc import INetStream
+from libp2p.abc import INetConn, INetStream
 from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.kad_dht.common import PROTOCOL_ID as DHT_PROTOCOL
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.network import swarm as swarm_module
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
@@ -138,12 +139,15 @@ class LibP2PNetwork:
             if len(host.get_transport_addrs()) != len(bound):
                 raise NetworkError(f"expected to listen on {', '.join(bound)}, py-libp2p did not start all of them")
             self._host = host
-            yield host
+            try:
+                yield host
+            finally:
+                await _abort_all(_swarm(host))
 
     @asynccontextmanager
     async def _running_dht(self, host: BasicHost) -> AsyncIterator[None]:
         dht = KadDHT(host, DHTMode.SERVER, strict_validation=True)
-        host.set_stream_handler(DHT_PROTOCOL, _limited(dht.handle_stream, DHT_REQUEST_LIMIT_S))
+        host.set_stream_handler(DHT_PROTOCOL, _dht_handler(dht))
         self._providers = ProviderRecords(self, dht, host)
         async with background_trio_service(dht):
             self.start_task(self._providers.run)
@@ -217,9 +221,7 @@ class LibP2PNetwork:
         if host is None:
             return
         for connection in list(_swarm(host).get_connections(ID(peer))):
-            muxed = connection.muxed_conn
-            if isinstance(muxed, SafeYamux):
-                await _quietly(muxed.abort)()
+            await _abort(connection)
             self.start_task(_quietly(connection.close))
 
     def _is_connected(self, peer: PeerId) -> bool:
@@ -360,6 +362,14 @@ class LibP2PNetwork:
         return self._host
 
 
+class _NoAutoConnector(AutoConnector):
+    """Dials nobody. The stock one dials every peer it has heard of until half of all connections are used."""
+
+    async def maybe_connect(self) -> None:
+        """Leave things as they are."""
+        await trio.lowlevel.checkpoint()
+
+
 def _build_host(pair: Any, bound: Mapping[str, BoundSocket], nursery: trio.Nursery) -> BasicHost:
     # Every dial would wait this long for a failure even after it succeeded; the constant has no setting.
     swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
@@ -371,7 +381,7 @@ def _build_host(pair: Any, bound: Mapping[str, BoundSocket], nursery: trio.Nurse
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
             min_connections=0,
-            low_watermark=0,  # no dialling of everybody we have heard of
+            low_watermark=0,
             high_watermark=MAX_CONNECTIONS,
             max_connections_per_peer=3,
             inbound_upgrade_timeout=HANDSHAKE_LIMIT_S,
@@ -386,6 +396,7 @@ def _build_host(pair: Any, bound: Mapping[str, BoundSocket], nursery: trio.Nurse
         raise TypeError(f"expected a BasicHost from py-libp2p 0.8.1, found {type(host).__name__}")
     swarm = _swarm(host)
     swarm.upgrader.muxer_multistream = SafeMuxers()
+    swarm.auto_connector = _NoAutoConnector(swarm)
     swarm.retry_config = RetryConfig(max_retries=0)  # we decide ourselves what is tried again, and when
     return host
 
@@ -426,16 +437,19 @@ def guard_handlers(host: BasicHost) -> None:
     _swarm(host).set_stream_handler(guarded)
 
 
-def _limited(
-    handle: Callable[[INetStream], Awaitable[None]], limit_s: float
-) -> Callable[[INetStream], Awaitable[None]]:
-    async def limited(stream: INetStream) -> None:
-        with trio.move_on_after(limit_s) as scope:
-            await handle(stream)
+def _dht_handler(dht: KadDHT) -> Callable[[INetStream], Awaitable[None]]:
+    """The DHT server's handler, with a limit in time: without one a silent peer keeps one of 12 places for good."""
+
+    async def handle(stream: INetStream) -> None:
+        with trio.move_on_after(DHT_REQUEST_LIMIT_S) as scope:
+            await dht.handle_stream(stream)
         if scope.cancelled_caught:
             await _quietly(stream.reset)()
+        # A peer that asks is a server too, but at its first request identify has not yet told us its addresses, and
+        # py-libp2p then leaves it out of the routing table; by now it has.
+        await dht.add_peer(stream.muxed_conn.peer_id, skip_server_mode_check=True)
 
-    return limited
+    return handle
 
 
 def _quietly(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -446,6 +460,17 @@ def _quietly(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[Non
             await close()
 
     return closing
+
+
+async def _abort(connection: INetConn) -> None:
+    if isinstance(connection.muxed_conn, SafeYamux):
+        await _quietly(connection.muxed_conn.abort)()
+
+
+async def _abort_all(swarm: Swarm) -> None:
+    """Close every socket: a cancelled py-libp2p stops closing at the first one."""
+    for connection in swarm.get_connections():
+        await _abort(connection)
 
 
 def _swarm(host: BasicHost) -> Swarm:

@@ -15,8 +15,9 @@ _FILTER = _DropLibP2P()
 
 def quieten() -> None:
     """Raise the levels of py-libp2p's loggers and drop what it logs on the root logger. May be called again."""
-    for name in ("libp2p", "multiaddr", "kademlia-example"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ["libp2p", *logging.root.manager.loggerDict]:
+        if name == "libp2p" or name.startswith("libp2p."):  # some of its modules set a level of their own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     root = logging.getLogger()
     if _FILTER not in root.filters:
         root.addFilter(_FILTER)

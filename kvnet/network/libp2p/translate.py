@@ -5,12 +5,21 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.exceptions import StreamFailure
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.stream.exceptions import StreamClosed, StreamEOF, StreamError, StreamReset
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from kvnet.errors import NetworkError, PeerRefusedError, PeerUnreachableError
 
-FOREIGN = (BaseLibp2pError, IOException, OSError, trio.BrokenResourceError, trio.ClosedResourceError, ValueError)
+FOREIGN = (
+    BaseLibp2pError,
+    IOException,
+    OSError,
+    PeerStoreError,
+    ValueError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
 """What py-libp2p lets out of a dial or a stream. ValueError among them: some of its parsing errors are plain ones."""
 
 
