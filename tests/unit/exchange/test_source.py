@@ -181,7 +181,8 @@ def test_one_git_process_counts_the_commits_of_all_files(
 def test_ignore_rules_apply_where_there_is_no_git(tmp_path: Path) -> None:
     write(tmp_path, {
         ".gitignore": "*.log\n/out/\n", "a.txt": "a\n", "x.log": "l\n", "out/o.txt": "o\n",
-        "sub/.gitignore": "!keep.log\n", "sub/keep.log": "k\n", "sub/other.log": "l\n", "node_modules/m.js": "m\n", "p/__pycache__/c.py": "c\n",
+        "sub/.gitignore": "!keep.log\n", "sub/keep.log": "k\n", "sub/other.log": "l\n",
+        "node_modules/m.js": "m\n", "p/__pycache__/c.py": "c\n",
         "p/m.pyc": "c\n",
     })  # fmt: skip
     layout = lay_out([tmp_path])
