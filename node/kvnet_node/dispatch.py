@@ -3,26 +3,24 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
 from kvnet.store.lock import DataDirLock
 
 from kvnet.errors import DataDirLockedError
-from kvnet_node.control import call_node, connect_control
+from kvnet_node.control import NodeGoneError, call_node, connect_control
 from kvnet_node.events import Event
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kvnet_node.invocation import Settings
 
 LOCK_WAIT_S = 5.0
 """How long a verb waits for another verb to finish before it says who owns the data directory."""
 LOCK_POLL_S = 0.05
+EXIT_WAIT_S = 2.0
 STOP_WAIT_S = 30.0
 """A node that has not gone by then is reported, not killed."""
 
@@ -90,24 +88,45 @@ def stop_node(settings: "Settings") -> StopResult:
     Raises:
         DataDirLockedError: something else owns the data directory, or the node does not go.
     """
-    result = trio.run(_ask_to_stop, settings)
-    if result is None:
+    owner = DataDirLock(settings.paths.data_dir).owner()
+    pid = trio.run(_ask_to_stop, settings, strict_exception_groups=True)
+    if pid is None:
+        if owner is not None and _is_locked(settings):
+            raise DataDirLockedError(
+                f"process {owner.pid} owns {settings.paths.data_dir} and is no node that could be asked to stop",
+                hint=f"wait for it, or see what it is: ps -p {owner.pid}",
+            )
         return StopResult(pid=0)
+    _wait_until_gone(settings, pid)
+    return StopResult(pid)
+
+
+async def _ask_to_stop(settings: "Settings") -> int | None:
+    """Ask the running node to stop; returns its process id, None when no node answers."""
+    lock = DataDirLock(settings.paths.data_dir)
+    owner = lock.owner()
+    try:
+        result: Any = await _run_remotely(lock, operation("node stop"), StopRequest(), lambda _event: None)
+    except NodeGoneError:
+        # It went before its answer was out.
+        return owner.pid if owner is not None else None
+    return result.pid if isinstance(result, StopResult) else None
+
+
+def _wait_until_gone(settings: "Settings", pid: int) -> None:
     deadline = time.monotonic() + STOP_WAIT_S
-    while _is_alive(result.pid) and _is_locked(settings):
+    while _is_locked(settings):
         if time.monotonic() > deadline:
             raise DataDirLockedError(
-                f"the node (process {result.pid}) was asked to stop and is still there after {STOP_WAIT_S:.0f} s",
-                hint=f"look at {settings.paths.log_file}; kill {result.pid} ends it",
+                f"the node (process {pid}) was asked to stop and is still there after {STOP_WAIT_S:.0f} s",
+                hint=f"look at {settings.paths.log_file}; kill {pid} ends it",
             )
         time.sleep(LOCK_POLL_S)
-    return result
-
-
-async def _ask_to_stop(settings: "Settings") -> StopResult | None:
-    lock = DataDirLock(settings.paths.data_dir)
-    result: Any = await _run_remotely(lock, operation("node stop"), StopRequest(), lambda _event: None)
-    return result if isinstance(result, StopResult) else None
+    # The lock is the last thing it lets go of; what is left is the end of the interpreter. A process whose parent has
+    # not asked for its exit code stays visible, so this wait has an end of its own.
+    deadline = time.monotonic() + EXIT_WAIT_S
+    while _is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(LOCK_POLL_S)
 
 
 def _is_alive(pid: int) -> bool:
@@ -128,14 +147,3 @@ def _is_locked(settings: "Settings") -> bool:
         return True
     lock.release()
     return False
-
-
-@contextmanager
-def locked(settings: "Settings") -> "Iterator[DataDirLock]":
-    """The data directory's lock, held."""
-    lock = DataDirLock(settings.paths.data_dir)
-    lock.acquire()
-    try:
-        yield lock
-    finally:
-        lock.release()

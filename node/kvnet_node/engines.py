@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -13,6 +14,9 @@ from kvnet.engine.models import ModelEntry, choose_model
 from kvnet_node.config import Config
 from kvnet_node.models import models_here
 from kvnet_node.paths import DataPaths
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
 
 MAX_IDLE_ENGINES = 1
 """Loaded models that nobody uses at the moment; one more is ended first. Weights are most of a machine's memory."""
@@ -46,7 +50,7 @@ class EngineShelf:
         self._loaded: dict[Path, _Loaded] = {}
         self._starting = trio.Lock()
 
-    async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Hold engines until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -65,6 +69,16 @@ class EngineShelf:
         """
         entries = await trio.to_thread.run_sync(self.models)
         return choose_model(model, self._config.model_default or None, entries)
+
+    @property
+    def digest_cache(self) -> Path:
+        """The file that remembers hashes of weights between starts."""
+        return self._paths.engine_dir / "weight-digests.json"
+
+    def prepare_work_dir(self) -> Path:
+        """The folder engines may write to, made when it is missing."""
+        self._paths.engine_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._paths.engine_dir
 
     def loaded(self) -> list[str]:
         """Names of the models in memory."""
@@ -105,14 +119,9 @@ class EngineShelf:
         loaded: _Loaded = await self._nursery.start(self._hold, entry)
         return loaded
 
-    async def _hold(
-        self, entry: ModelEntry, *, task_status: "trio.TaskStatus[_Loaded]" = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        work_dir = self._paths.engine_dir
-        work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with self._open_engine(
-            entry.path, digest_cache=work_dir / "weight-digests.json", work_dir=work_dir
-        ) as engine:
+    async def _hold(self, entry: ModelEntry, *, task_status: "TaskStatus[_Loaded]" = trio.TASK_STATUS_IGNORED) -> None:
+        work_dir = self.prepare_work_dir()
+        async with self._open_engine(entry.path, digest_cache=self.digest_cache, work_dir=work_dir) as engine:
             loaded = _Loaded(entry, engine, trio.Event())
             self._loaded[entry.path] = loaded
             _log.info("engine started", model=entry.name)

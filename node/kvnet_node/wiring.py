@@ -1,0 +1,176 @@
+"""The composition root: every part of a node, put together for one data directory.
+
+A running node opens all of it and keeps it; a verb without a running node opens it for one operation.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from kvnet.engine.client import open_engine
+from kvnet.exchange.lane import ThreadLane
+from kvnet.network.interface import Network
+from kvnet.protocol.ids import peer_text
+from kvnet.store.names import NameBook
+from kvnet.store.store import Store
+from kvnet_node.engines import EngineShelf
+from kvnet_node.identity import NodeIdentity
+from kvnet_node.paths import write_private
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+    from kvnet_node.invocation import Settings
+    from kvnet_node.operations.requests import PeerEntry
+
+CONNECT_TIMEOUT_S = 10.0
+SHORT_LIVED_LISTEN = ("127.0.0.1:0",)
+"""A verb's own network is there to ask, not to be asked; dialling out does not need more."""
+
+
+class _ListenFile(msgspec.Struct, frozen=True):
+    port: int
+
+
+class Services:
+    """The parts of a node.
+
+    Attributes:
+        config: the settings in force.
+        paths: of the data directory.
+        identity: own keys, namespaces, trusted publishers.
+        store: artifacts; call it through ``lane``.
+        names: named contexts; call it through ``lane``.
+        lane: where blocking store work runs, one piece at a time.
+        engines: engine processes, started at first use.
+        network: None when this run needs none.
+        stop_requested: set to end a running node.
+    """
+
+    def __init__(self, settings: "Settings", store: Store, identity: NodeIdentity) -> None:
+        self.config = settings.config
+        self.paths = settings.paths
+        self.identity = identity
+        self.store = store
+        self.names = NameBook(settings.paths.names_dir)
+        self.lane = ThreadLane()
+        self.engines = EngineShelf(settings.config, settings.paths, open_engine)
+        self.network: Network | None = None
+        self.stop_requested = trio.Event()
+        self._started_s = time.monotonic()
+
+    def addresses(self) -> list[str]:
+        """Where this node can be reached, with its peer id; empty without a network."""
+        return self.network.addresses() if self.network else []
+
+    @property
+    def peer_text(self) -> str:
+        """This node's peer id; "" without a network."""
+        return peer_text(self.network.peer_id) if self.network else ""
+
+    def uptime_s(self) -> float:
+        """Seconds since the services were opened."""
+        return time.monotonic() - self._started_s
+
+    async def connect(self, address: str) -> None:
+        """Connect to a peer.
+
+        Raises:
+            UsageError: not an address.
+            PeerUnreachableError: nobody answers there.
+        """
+        if self.network is not None:
+            await self.network.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+
+    def peer_entries(self) -> list["PeerEntry"]:
+        """The connected peers."""
+        from kvnet_node.operations.requests import PeerEntry
+
+        connected = self.network.connected() if self.network else []
+        return [PeerEntry(peer_text(info.peer), list(info.addresses)) for info in connected]
+
+    async def identity_changed(self) -> None:
+        """Called after namespaces or trusted publishers changed."""
+
+    def verified_models(self) -> list[str]:
+        """Models that passed the self test on this machine."""
+        try:
+            return sorted(msgspec.json.decode(self.paths.verified_file.read_bytes(), type=dict[str, str]))
+        except (FileNotFoundError, msgspec.DecodeError):
+            return []
+
+    def counters(self) -> dict[str, int]:
+        """What this node has counted since it started."""
+        return {}
+
+
+@asynccontextmanager
+async def open_services(settings: "Settings", *, network: bool, serving: bool) -> AsyncIterator[Services]:
+    """The services of a data directory whose lock the caller holds.
+
+    Args:
+        settings: where and how.
+        network: also open a network.
+        serving: as a running node does it: on the configured addresses, announcing what it has.
+    """
+    identity = NodeIdentity(settings.paths, settings.config.trust_policy)
+    identity.load()
+    store = await trio.to_thread.run_sync(
+        lambda: Store.open(
+            settings.paths.store_dir,
+            quota_bytes=settings.config.quota_bytes,
+            min_free_bytes=settings.config.min_free_bytes,
+        )
+    )
+    services = Services(settings, store, identity)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(services.engines.run)
+        if network:
+            services.network = await _open_network(settings, serving=serving)
+            await nursery.start(services.network.run)
+            if serving:
+                _remember_port(settings, services)
+        try:
+            yield services
+        finally:
+            nursery.cancel_scope.cancel()
+            store.close()
+
+
+async def _open_network(settings: "Settings", *, serving: bool) -> Network:
+    from kvnet.network.libp2p.host import LibP2PNetwork
+    from kvnet.network.libp2p.identity import load_or_create_seed
+
+    config = settings.config
+    seed = await load_or_create_seed(settings.paths.peer_key_file)
+    if not serving:
+        return LibP2PNetwork(seed, listen=SHORT_LIVED_LISTEN, bootstrap=config.bootstrap)
+    if config.listen_asked:
+        return LibP2PNetwork(seed, listen=config.listen, bootstrap=config.bootstrap)
+    return LibP2PNetwork(seed, default_port=_remembered_port(settings), bootstrap=config.bootstrap)
+
+
+def _remembered_port(settings: "Settings") -> int:
+    """The port taken last time in place of the default one, so that addresses given out stay true."""
+    from kvnet_node.config import DEFAULT_PORT
+
+    try:
+        return msgspec.json.decode(settings.paths.listen_file.read_bytes(), type=_ListenFile).port
+    except (FileNotFoundError, msgspec.DecodeError):
+        return DEFAULT_PORT
+
+
+def _remember_port(settings: "Settings", services: Services) -> None:
+    if settings.config.listen_asked:
+        return
+    for address in services.addresses():
+        parts = address.split("/")
+        if "tcp" in parts:
+            write_private(
+                settings.paths.listen_file, msgspec.json.encode(_ListenFile(int(parts[parts.index("tcp") + 1])))
+            )
+            return
