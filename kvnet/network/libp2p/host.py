@@ -225,14 +225,14 @@ class LibP2PNetwork:
             self.start_task(_quietly(connection.close))
 
     def _is_connected(self, peer: PeerId) -> bool:
-        return any(not c.is_closed for c in _swarm(self._running()).get_connections(ID(peer)))
+        return any(_is_alive(c) for c in _swarm(self._running()).get_connections(ID(peer)))
 
     def connected(self) -> list[PeerInfo]:
         """See `Network.connected`."""
         if self._host is None:
             return []
         connections = _swarm(self._host).get_connections_map()
-        live = [peer for peer, each in connections.items() if any(not c.is_closed for c in each)]
+        live = [peer for peer, each in connections.items() if any(_is_alive(c) for c in each)]
         return [PeerInfo(PeerId(p.to_bytes()), tuple(self.known_addresses(PeerId(p.to_bytes())))) for p in live]
 
     def known_addresses(self, peer: PeerId) -> list[str]:
@@ -460,6 +460,11 @@ def _quietly(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[Non
             await close()
 
     return closing
+
+
+def _is_alive(connection: INetConn) -> bool:
+    muxed = connection.muxed_conn
+    return not connection.is_closed and (not isinstance(muxed, SafeYamux) or muxed.is_alive)
 
 
 async def _abort(connection: INetConn) -> None:

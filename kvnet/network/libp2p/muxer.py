@@ -11,6 +11,7 @@ from typing import Any
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.connection.exceptions import RawConnError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import MAX_WINDOW_SIZE, PROTOCOL_ID, Yamux
 
@@ -34,8 +35,8 @@ class _BoundedBuffer(bytearray):
 
     def extend(self, data: Any) -> None:
         if sum(map(len, self._siblings.values())) + len(data) > BUFFER_LIMIT_BYTES:
-            # Yamux answers an exception here by ending the stream; the bytes are dropped.
-            raise ConnectionClosedError("the peer sent more than its windows allow", transport="tcp")
+            # Of what may be raised here, this alone makes Yamux close the connection instead of reading on.
+            raise trio.TooSlowError("the peer sent more than its windows allow")
         super().extend(data)
 
 
@@ -54,10 +55,20 @@ class SafeYamux(Yamux):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stream_buffers = _BoundedBuffers()
+        self._aborted = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the connection is of use; it is forgotten by the swarm a little after it stopped being that."""
+        return not (self._aborted or self.event_shutting_down.is_set())
 
     async def _write_frame(self, data: bytes) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + WRITE_STALL_LIMIT_S) as scope:
-            await super()._write_frame(data)
+            try:
+                await super()._write_frame(data)
+            except (ConnectionClosedError, RawConnError, OSError):
+                await self.abort()
+                raise
         if scope.cancelled_caught:
             await self.abort()
             raise ConnectionClosedError(f"the peer took nothing for {WRITE_STALL_LIMIT_S:g} s", transport="tcp")
@@ -74,6 +85,7 @@ class SafeYamux(Yamux):
 
     async def abort(self) -> None:
         """Close the socket under the connection: wakes whoever is stuck on it and ends all its streams."""
+        self._aborted = True
         with trio.CancelScope(shield=True):
             await self.secured_conn.close()
 

@@ -26,7 +26,7 @@ FOREIGN = (
 def translate_dial(error: BaseException, address: str) -> NetworkError:
     """What a failed dial of `address` means."""
     text = _root_cause(error)
-    if "Peer ID mismatch" in text:
+    if "Peer ID mismatch" in text or "does not correspond to the received pubkey" in text:
         return PeerUnreachableError(f"expected another peer at {address}, somebody else answers there")
     return PeerUnreachableError(
         f"expected an answer at {address}, found: {text}",
