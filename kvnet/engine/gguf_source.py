@@ -77,9 +77,12 @@ def find_demo_gguf() -> Path | None:
 
 
 def import_command(gguf_path: Path, out_dir: Path, *, dtype: ImportDType = "float32") -> list[str]:
-    """The command line that imports ``gguf_path`` into ``out_dir`` in its own process (JSON lines on stdout)."""
+    """The command line that imports ``gguf_path`` into ``out_dir`` in its own process (JSON lines on stdout).
+
+    ``-P`` keeps the current directory off the import path: a folder being added may hold modules of any name.
+    """
     return [
-        sys.executable, "-m", "kvnet.engine.mlx.gguf", "--dtype", dtype, "--", str(gguf_path), str(out_dir),
+        sys.executable, "-P", "-m", "kvnet.engine.mlx.gguf", "--dtype", dtype, "--", str(gguf_path), str(out_dir),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvnet.engine import sizing
+from kvnet.engine import layer_sizes
 from kvnet.errors import CompatibilityError, KvnetError, MalformedError, UnknownModelError
 
 # The largest config.json of a published model is below 1 MiB; 16 MiB leaves room and bounds the read.
@@ -296,11 +296,11 @@ def _describe(path: Path, name: str, source: str, weights: list[Path], size_byte
     if not weights:
         raise MalformedError("no *.safetensors beside config.json")
     _check_complete(path, weights)
-    kind = sizing.model_type(config)
-    dtype = _activation_dtype(weights[0]) or sizing.kv_dtype(config)[0]
-    shareable, reason = sizing.shareable(config)
+    kind = layer_sizes.model_type(config)
+    dtype = _activation_dtype(weights[0]) or layer_sizes.kv_dtype(config)[0]
+    shareable, reason = layer_sizes.shareable(config)
     try:
-        per_token = sizing.kv_bytes_per_token(config, dtype=dtype)
+        per_token = layer_sizes.kv_bytes_per_token(config, dtype=dtype)
     except CompatibilityError:
         per_token = None
     return ModelEntry(
@@ -311,7 +311,7 @@ def _describe(path: Path, name: str, source: str, weights: list[Path], size_byte
         model_type=kind,
         quantisation=_quantisation(config),
         dtype=dtype,
-        window_tokens=sizing.window_tokens(config),
+        window_tokens=layer_sizes.window_tokens(config),
         kv_bytes_per_token=per_token,
         shareable=shareable,
         reason=reason,

@@ -17,7 +17,7 @@ _SECRET_NAMES = {
     "environment file": (".env", ".env.*", "*.env", ".envrc"),
     "private key file": (
         "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_*_sk", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.ppk",
-        "*.jks", "*.keystore", "*.kdbx", "*.asc.key", "*.seed",
+        "*.jks", "*.keystore", "*.kdbx", "*.seed", "*.kvns",
     ),
     "credentials file": (
         ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".dockercfg",

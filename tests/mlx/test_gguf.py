@@ -374,6 +374,13 @@ def test_a_path_that_looks_like_an_option_is_still_a_path(tmp_path: Path) -> Non
         parse_line(done.stdout.splitlines()[-1])
 
 
+def test_modules_in_the_current_directory_are_not_imported(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf")
+    (tmp_path / "json.py").write_text("raise SystemExit(99)")
+    command = import_command(tmp_path / "m.gguf", tmp_path / "out")
+    assert subprocess.run(command, capture_output=True, check=False, cwd=tmp_path).returncode == 0
+
+
 def test_a_line_that_is_none_of_ours_is_an_engine_error() -> None:
     for line in (b"", b"Traceback", b'{"type":"other"}', b'{"type":"result"}'):
         with pytest.raises(EngineError):

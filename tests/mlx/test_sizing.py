@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine import sizing
+from kvnet.engine.layer_sizes import shareable
+from kvnet.engine.sizing import size_report
 
 pytestmark = pytest.mark.mlx
 
@@ -73,7 +74,7 @@ def test_computed_bytes_equal_the_bytes_in_the_caches(name: str) -> None:
         assert type(cache) in (KVCache, RotatingKVCache)
         rows = min(cache.offset, cache.max_size) if type(cache) is RotatingKVCache else cache.offset
         found += 4 * rows * sum(array.shape[1] * array.shape[3] for array in (cache.keys, cache.values))
-    (row,) = sizing.size_report(config, model=name, n_tokens=N_TOKENS).rows
+    (row,) = size_report(config, model=name, n_tokens=N_TOKENS).rows
     assert row.kv_bytes == found
     only_plain = all(type(cache) is KVCache for cache in caches)
-    assert sizing.shareable(config)[0] is only_plain
+    assert shareable(config)[0] is only_plain
