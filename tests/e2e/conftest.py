@@ -1,0 +1,127 @@
+"""The installed ``kvnet`` command, run as a person runs it: in processes of its own, on directories of its own."""
+
+import json
+import os
+import select
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Every line of stdout, as JSON."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The last line of stdout, as JSON."""
+        assert self.code == 0, self.stderr
+        return self.lines[-1]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The last line of stderr, as JSON."""
+        record: dict[str, Any] = json.loads(self.stderr.splitlines()[-1])
+        return record
+
+
+class Kvnet:
+    """The command on one data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.command = Path(sysconfig.get_path("scripts"), "kvnet")
+        home = data_dir.parent / "home"
+        home.mkdir(exist_ok=True)
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("KVNET_")} | {
+            # No model of the person who runs the tests is seen by them.
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "HF_HOME": str(home / "hf"),
+        }
+        self._nodes: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str, **environment: str) -> Ran:
+        """Run a command on this data directory."""
+        completed = subprocess.run(
+            [self.command, "--data-dir", self.data_dir, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        return Ran(completed.returncode, completed.stdout, completed.stderr)
+
+    def json(self, *arguments: str, **environment: str) -> dict[str, Any]:
+        """The result of a command that must succeed."""
+        return self("--json", "--quiet", *arguments, **environment).result
+
+    def popen(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command that goes on while the test does; ended with the test."""
+        process = subprocess.Popen(
+            [self.command, "--data-dir", self.data_dir, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=self.environment,
+        )
+        self._nodes.append(process)
+        return process
+
+    def start(self, *arguments: str) -> tuple[dict[str, Any], subprocess.Popen[str]]:
+        """A running node on a free loopback port, once it says where it listens."""
+        process = self.popen("--json", "node", "start", "--listen", "127.0.0.1:0", *arguments)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            process.kill()
+            raise AssertionError(f"the node did not start: {process.stderr.read()}")
+        return json.loads(line), process
+
+    def end(self) -> None:
+        """End whatever still runs."""
+        for process in self._nodes:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def kvnet(tmp_path: Path) -> Iterator[Kvnet]:
+    """The command on a fresh data directory."""
+    runner = Kvnet(tmp_path / "data")
+    yield runner
+    runner.end()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Kvnet]:
+    """The command on a second data directory."""
+    runner = Kvnet(tmp_path / "other")
+    yield runner
+    runner.end()
