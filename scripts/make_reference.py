@@ -53,7 +53,9 @@ def help_text(*verb: str) -> str:
         check=True,
         env={"COLUMNS": str(HELP_COLUMNS), "NO_COLOR": "1", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
     )
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    text = "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    # What ends every help text is shown once, under the program's own.
+    return text.partition("\n\nGlobal flags")[0] if verb else text
 
 
 def verbs_in(text: str) -> list[str]:
