@@ -9,6 +9,8 @@ LOCKS := requirements/build.txt requirements/dev.txt requirements/demo-model.txt
 # More pytest arguments: make test PYTEST_ARGS='-k container -x'
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+# Only some benchmarks: make bench BENCHMARKS=transfer
+BENCHMARKS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test nightly lint format bench docs lock clean
@@ -51,7 +53,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCHMARKS)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_reference.py
