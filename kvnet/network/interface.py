@@ -114,7 +114,7 @@ StreamHandler = Callable[[PeerId, ByteStream], Awaitable[None]]
 """Called in a task of its own for each stream a peer opens; the stream is closed when it returns."""
 
 ProvideReport = Callable[[bytes, int], None]
-"""Called with the key and the number of peers its provider record was sent to; 0 means: try again later."""
+"""Called with the key and the number of DHT servers that took the record, or did not say; 0: try again later."""
 
 
 class Network(Protocol):
@@ -171,11 +171,12 @@ class Network(Protocol):
     async def provide(self, key32: bytes, *, report: ProvideReport | None = None) -> None:
         """Tell the DHT that we have what `key32` (32 bytes) names; returns at once, the work goes on behind.
 
-        Pacing is the caller's: a DHT server keeps at most 10 records per sender in 10 s and drops the rest silently.
-        A record that was sent is not proven stored; only a lookup from elsewhere proves it.
+        Pacing is the caller's: a DHT server keeps at most 10 records per sender in 10 s and drops the rest. Servers
+        that drop a record are not counted in the report; but only a lookup from elsewhere proves that one is stored.
 
         Raises:
-            NetworkError: too many records are already waiting to be sent.
+            NetworkError: too many records are already waiting to be sent, or the network does not run.
+            ValueError: the key is not 32 bytes.
         """
 
     async def find_providers(self, key32: bytes, *, limit: int = 20, timeout_s: float = 10.0) -> list[ProviderHint]:

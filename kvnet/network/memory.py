@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvnet.errors import NetworkError, PeerRefusedError, PeerUnreachableError, UsageError
+from kvnet.format.hashes import dht_key
 from kvnet.network.dialing import FailureMemory, dial_first, keep_connected
 from kvnet.network.interface import (
     STREAM_WINDOW_BYTES,
@@ -31,7 +32,7 @@ from kvnet.network.interface import (
     StreamHandler,
     StreamKind,
 )
-from kvnet.protocol.ids import PeerId
+from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -355,7 +356,7 @@ class MemoryNetwork:
         self._failures = FailureMemory()
         self._routing: dict[PeerId, None] = {}
         self._records: dict[bytes, dict[PeerId, tuple[float, tuple[str, ...]]]] = {}
-        self._arrivals: dict[PeerId, deque[float]] = {}
+        self._arrivals: dict[PeerId, tuple[float, int]] = {}
 
     @property
     def peer_id(self) -> PeerId:
@@ -369,7 +370,7 @@ class MemoryNetwork:
     @property
     def address(self) -> str:
         """Where the node is reached while it runs; known beforehand, for bootstrap lists."""
-        return f"/memory/{self.name}/p2p/{self._peer_id.hex()}"
+        return f"/memory/{self.name}/p2p/{peer_text(self._peer_id)}"
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """See `Network.run`. May run again after it ended: a restarted node."""
@@ -487,6 +488,7 @@ class MemoryNetwork:
 
     async def provide(self, key32: bytes, *, report: ProvideReport | None = None) -> None:
         """See `Network.provide`. Records go to the nodes found from our routing table, like a small real DHT."""
+        dht_key(key32)
         if self._nursery is None:
             raise NetworkError("expected a running network to announce on, it has not started")
         self._nursery.start_soon(self._provide, key32, report)
@@ -499,19 +501,20 @@ class MemoryNetwork:
         for server in self._dht_servers()[:DHT_SERVERS_PER_KEY]:
             with suppress(NetworkError):
                 await self._reach(server._peer_id, 10.0, "an answer from a DHT server")
-                server._keep_record(key32, self._peer_id, self.address)
-                sent_to += 1
+                sent_to += server._keep_record(key32, self._peer_id, self.address)
         if report is not None:
             report(key32, sent_to)
 
-    def _keep_record(self, key32: bytes, provider: PeerId, address: str) -> None:
+    def _keep_record(self, key32: bytes, provider: PeerId, address: str) -> bool:
         now_s = trio.current_time()
-        arrivals = self._arrivals.setdefault(provider, deque())
-        while arrivals and arrivals[0] <= now_s - DHT_WINDOW_S:
-            arrivals.popleft()
-        if len(arrivals) < DHT_RECORDS_PER_WINDOW:
-            arrivals.append(now_s)
-            self._records.setdefault(key32, {})[provider] = (now_s, (address,))
+        started_s, count = self._arrivals.get(provider, (now_s, 0))
+        if now_s - started_s >= DHT_WINDOW_S:
+            started_s, count = now_s, 0
+        if count >= DHT_RECORDS_PER_WINDOW:
+            return False
+        self._arrivals[provider] = started_s, count + 1
+        self._records.setdefault(key32, {})[provider] = (now_s, (address,))
+        return True
 
     def _dht_servers(self) -> list["MemoryNetwork"]:
         """Running nodes reachable through routing tables, ourselves excluded."""
@@ -573,7 +576,4 @@ def parse_memory_address(address: str) -> PeerId:
     parts = address.split("/")
     if len(parts) != 5 or parts[1] != "memory" or parts[3] != "p2p":
         raise UsageError(f"expected an address like /memory/NAME/p2p/ID, found {address!r}")
-    try:
-        return PeerId(bytes.fromhex(parts[4]))
-    except ValueError:
-        raise UsageError(f"expected a peer id in hexadecimal at the end of {address!r}") from None
+    return parse_peer_text(parts[4])

@@ -26,18 +26,13 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from kvnet.errors import NetworkError
+from kvnet.format.hashes import dht_key
 from kvnet.network.dialing import MAX_ADDRESSES_PER_PEER
 from kvnet.network.interface import ProvideReport, ProviderHint
 from kvnet.network.libp2p.translate import FOREIGN, translate_stream
-from kvnet.protocol.ids import PeerId
+from kvnet.protocol.ids import MAX_PEER_ID_BYTES, PeerId
 
 _logger = logging.getLogger(__name__)
-
-KEY_SIZE_BYTES = 32
-
-MULTIHASH_PREFIX = bytes((0x1E, 0x20))
-"""Code of BLAKE3 and length 32. The DHT's keys are multihashes; other implementations reach the same record through
-the CIDv1 (raw) of this multihash, because only the multihash of a CID goes to the DHT."""
 
 REPLICATION = 20
 """Kademlia's k: a record goes to this many of the closest servers."""
@@ -47,6 +42,10 @@ PARALLEL = 6
 
 QUERY_LIMIT_S = 4.0
 """Dialling one server and getting its answer; a stuck server costs this much and no more."""
+
+ACKNOWLEDGEMENT_LIMIT_S = 2.0
+"""How long a server may take to acknowledge a record. Some never do; then it counts as sent. One that drops it (more
+than 10 in 10 s from one sender) resets the stream at once, and then it does not."""
 
 MAX_REPLY_BYTES = 256 * 1024
 """A reply names at most 20 providers and 20 closer peers, with a few addresses and a signed record each."""
@@ -142,9 +141,14 @@ class ProviderRecords:
     def provide_soon(self, key32: bytes, report: ProvideReport | None) -> None:
         """Queue our record for `key32`.
 
+        The DHT's key is the multihash of those 32 bytes, tagged as BLAKE3. Other implementations reach the same record
+        through the CIDv1 (raw) of that multihash, because only the multihash of a CID goes to the DHT.
+
         Raises:
             NetworkError: the queue is full.
+            ValueError: the key is not 32 bytes.
         """
+        dht_key(key32)
         try:
             self._queue.send_nowait((key32, report))
         except trio.WouldBlock:
@@ -154,7 +158,7 @@ class ProviderRecords:
         async for key32, report in self._waiting:
             sent_to = 0
             try:
-                sent_to = await self._provide(multihash_key(key32))
+                sent_to = await self._provide(dht_key(key32))
             except FOREIGN:
                 _logger.debug("a provider record was not sent", exc_info=True)
             if report is not None:
@@ -169,7 +173,7 @@ class ProviderRecords:
         async def send(peer: PeerId) -> None:
             async with limit:
                 with trio.move_on_after(QUERY_LIMIT_S), suppress(NetworkError):
-                    await self._exchange(peer, self._record(key), wants_reply=False)
+                    await self._exchange(peer, self._record(key), reply_limit_s=ACKNOWLEDGEMENT_LIMIT_S)
                     sent_to.append(peer)
 
         async with trio.open_nursery() as nursery:
@@ -192,7 +196,7 @@ class ProviderRecords:
 
         What other nodes told us as a DHT server counts too; it was told to us, not cached by us.
         """
-        key = multihash_key(key32)
+        key = dht_key(key32)
         walk = _Walk(_coordinate(key))
         for record in self._dht.provider_store.get_providers(key):
             _note(walk.providers, record.peer_id.to_bytes(), (str(a) for a in record.addrs))
@@ -222,7 +226,7 @@ class ProviderRecords:
         with trio.move_on_after(QUERY_LIMIT_S), suppress(NetworkError):
             await self._dialer.connect_hint(ProviderHint(peer, walk.addresses[peer]), timeout_s=QUERY_LIMIT_S)
             question = self._message(Message.MessageType.GET_PROVIDERS, key)
-            reply = await self._exchange(peer, question, wants_reply=True)
+            reply = await self._exchange(peer, question, reply_limit_s=QUERY_LIMIT_S)
         if reply is None:
             walk.failed.add(peer)
             self._dht.routing_table.remove_peer(ID(peer))
@@ -238,17 +242,19 @@ class ProviderRecords:
         message.senderRecord, _ = env_to_send_in_RPC(self._host)
         return message
 
-    async def _exchange(self, peer: PeerId, message: Message, *, wants_reply: bool) -> Message | None:
-        """Send one message on a stream of its own; read one back when wanted.
+    async def _exchange(self, peer: PeerId, message: Message, *, reply_limit_s: float) -> Message | None:
+        """Send one message on a stream of its own and read the answer; None when there is none within the limit.
 
         Raises:
-            NetworkError: the peer did not take it, or answered with something else.
+            NetworkError: the peer did not take it, dropped it, or answered with something else.
         """
         raw = await self._dialer.open_raw(peer, DHT_PROTOCOL, timeout_s=QUERY_LIMIT_S)
         finished = False
         try:
             await raw.write(encode_varint_prefixed(message.SerializeToString()))
-            reply = await self._read(raw, message.type) if wants_reply else None
+            reply: Message | None = None
+            with trio.move_on_after(reply_limit_s):
+                reply = await self._read(raw, message.type)
             finished = True
         except (*FOREIGN, DecodeError) as error:
             raise translate_stream(error) from error
@@ -265,13 +271,6 @@ class ProviderRecords:
         return reply
 
 
-def multihash_key(key32: bytes) -> bytes:
-    """The DHT key of a 32-byte name: its multihash, tagged as BLAKE3."""
-    if len(key32) != KEY_SIZE_BYTES:
-        raise ValueError(f"expected a key of {KEY_SIZE_BYTES} bytes, found {len(key32)}")
-    return MULTIHASH_PREFIX + key32
-
-
 def _coordinate(key: bytes) -> int:
     """A key's or peer's place in the DHT's key space."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
@@ -279,7 +278,7 @@ def _coordinate(key: bytes) -> int:
 
 def _note(into: dict[PeerId, tuple[str, ...]], peer: bytes, addresses: Iterable[str]) -> None:
     """Add what somebody said about a peer, bounded."""
-    if not 0 < len(peer) <= 64:
+    if not 0 < len(peer) <= MAX_PEER_ID_BYTES:
         return
     suffix = f"/p2p/{ID(peer)}"
     texts = [f"{text.removesuffix(suffix)}{suffix}" for text in addresses]

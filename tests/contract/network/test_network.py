@@ -356,6 +356,20 @@ async def test_a_lookup_never_answers_with_ourselves_and_names_each_provider_onc
         assert len(await c.find_providers(KEY, limit=1)) == 1
 
 
+async def test_records_that_a_server_drops_for_coming_too_fast_do_not_count_as_sent(lab: Lab) -> None:
+    server, a = [await lab.start(name) for name in ("server", "a")]
+    await a.connect(server.addresses()[0], timeout_s=5)
+    counts = [await _provide(a, bytes([n]) * 32) for n in range(13)]
+    assert counts == [1] * 10 + [0] * 3
+    assert [h.peer for h in await server.find_providers(bytes([9]) * 32)] == [a.peer_id]
+
+
+async def test_a_key_is_32_bytes(lab: Lab) -> None:
+    a = await lab.start("a")
+    with pytest.raises(ValueError, match="32"):
+        await a.provide(b"short")
+
+
 async def test_announcing_alone_reports_that_nobody_heard_it(lab: Lab) -> None:
     a = await lab.start("a")
     assert a.routing_peers() == 0

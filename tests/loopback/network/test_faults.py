@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 import trio
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 
 from kvnet.errors import NetworkError, PeerUnreachableError
@@ -228,8 +229,9 @@ async def test_junk_while_a_protocol_is_agreed_on_does_not_end_the_process(start
     assert a._host is not None
     (connection,) = _swarm(a._host).get_connections()
     raw = await connection.new_stream()
+    assert isinstance(raw, NetStream)
     await raw.write(b"\x13/multistream/1.0.0\n" + junk)
-    await raw.close_write()
+    await raw.muxed_stream.close()
     with trio.move_on_after(0.5), suppress(*FOREIGN):
         while True:
             await raw.read(1024)
