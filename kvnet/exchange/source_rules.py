@@ -16,7 +16,7 @@ _EXAMPLE_ENDINGS = (".example", ".sample", ".template", ".dist")
 _SECRET_NAMES = {
     "environment file": (".env", ".env.*", "*.env", ".envrc"),
     "private key file": (
-        "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_*_sk", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.ppk",
+        "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_*_sk", "*.key", "*.p12", "*.pfx", "*.p8", "*.ppk",
         "*.jks", "*.keystore", "*.kdbx", "*.seed", "*.kvns",
     ),
     "credentials file": (
@@ -30,7 +30,15 @@ _SECRET_PATHS = ("*.aws/credentials", "*.docker/config.json", "*.kube/config", "
 
 # Forms that their issuers document, so that a hit is rarely a coincidence.
 _SECRET_TEXTS = (
-    ("private key", re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")),
+    # The first line of a key alone is what code that reads keys holds; a key goes on with (escaped) line ends, at
+    # times a few header lines, and base64.
+    (
+        "private key",
+        re.compile(
+            r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[nr])*"
+            r"(?:[A-Za-z-]+: [^\n\\]*(?:\n|\\n)(?:\s|\\[nr])*){0,4}[A-Za-z0-9+/=]{16}"
+        ),
+    ),
     ("AWS access key", re.compile(r"\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b")),
     ("GitHub token", re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})")),
     ("GitLab token", re.compile(r"\bglpat-[A-Za-z0-9_-]{20,}")),
@@ -40,7 +48,8 @@ _SECRET_TEXTS = (
     ("Hugging Face token", re.compile(r"\bhf_[A-Za-z0-9]{34,}\b")),
     ("npm token", re.compile(r"\bnpm_[A-Za-z0-9]{36}\b")),
     ("PyPI token", re.compile(r"\bpypi-AgE[A-Za-z0-9_-]{50,}")),
-    ("API key", re.compile(r"\bsk-(?:ant-|proj-|svcacct-)?[A-Za-z0-9_-]*[A-Za-z0-9]{32,}")),
+    # The lookbehind gives a run of such characters one start only: the search stays linear.
+    ("API key", re.compile(r"(?<![\w-])sk-(?=[\w-]*[A-Z])(?=[\w-]*[0-9])[A-Za-z0-9_-]{32,}", re.ASCII)),
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 from kvnet.errors import UsageError
 from kvnet.exchange import source
 from kvnet.exchange.source import Layout, lay_out
+from kvnet.exchange.source_rules import secret_text_reason
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -201,7 +202,8 @@ def test_binary_files_are_skipped_and_listed(tmp_path: Path) -> None:
     assert reasons(layout) == {"latin1.txt": "binary", "nul.txt": "binary", "i.png": "binary"}
 
 
-KEY = "-----BEGIN " + "OPENSSH PRIVATE KEY-----\nabc\n"
+BEGIN = "-----BEGIN " + "OPENSSH PRIVATE KEY-----"
+KEY = BEGIN + "\n" + "b3BlbnNzaC1rZXktdjE" * 3 + "\n"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,9 @@ KEY = "-----BEGIN " + "OPENSSH PRIVATE KEY-----\nabc\n"
         (".env.production", "A=1\n"),
         ("deploy/id_ed25519", "x\n"),
         ("tls/server.key", "x\n"),
-        ("tls/server.pem", "x\n"),
+        ("tls/server.pem", KEY),
+        ("tls/old.pem", BEGIN + "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n" + "QUJD" * 10 + "\n"),
+        ("cloud.json", '{"k": "' + KEY.replace("\n", "\\n") + '"}\n'),
         (".netrc", "machine x\n"),
         ("home/.aws/credentials", "x\n"),
         ("credentials.json", "{}\n"),
@@ -243,11 +247,22 @@ def test_likely_secrets_are_skipped_and_never_repeated(tmp_path: Path, name: str
         ("token.rs", "struct Token;\n"),
         ("keys.md", "Keep your sk-key and ghp_ token secret; AKIAIOSFODNN7EXAMPLE is AWS's own example.\n"),
         ("environment.txt", "a\n"),
+        ("style.css", ".sk-a-name-in-the-long-kebab-case-of-style-sheets-2 {}\n"),
+        ("reader.py", f'HEAD = b"{BEGIN}"\nTAIL = b"x"\n'),
+        ("roots.pem", "-----BEGIN CERTIFICATE-----\n" + "QUJD" * 10 + "\n"),
     ],
 )
 def test_files_that_only_talk_about_secrets_stay(tmp_path: Path, name: str, content: str) -> None:
     write(tmp_path, {name: content})
     assert lay_out([tmp_path]).order == (name,)
+
+
+@pytest.mark.parametrize(
+    "run", ["sk-", "sk-a", "-----BEGIN A ", BEGIN + "a: b\n", BEGIN + "\\n", "xox-", "hf_", "AKIA"]
+)
+def test_the_search_for_secrets_takes_time_in_proportion_to_the_text(run: str) -> None:
+    # Were it quadratic, this would take minutes.
+    assert secret_text_reason(run * (300_000 // len(run))) is None
 
 
 def test_a_secret_is_named_with_its_line(tmp_path: Path) -> None:
