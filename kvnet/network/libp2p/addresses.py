@@ -38,14 +38,15 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, PeerId]:
 
 
 def advertised_addresses(listening: Sequence[Multiaddr]) -> list[Multiaddr]:
-    """Where others can reach us, given where we listen: wildcards become this machine's addresses."""
+    """Where others can reach us, given where we listen: wildcards become this machine's addresses; IPv4 first."""
     advertised: list[Multiaddr] = []
     for address in listening:
         family = "ip6" if "ip6" in {p.name for p in address.protocols()} else "ip4"
         host = str(address.value_for_protocol(family))
         hosts = interface_addresses(family) if host in WILDCARDS else [host]
         advertised += [Multiaddr(f"/{family}/{h}/tcp/{address.value_for_protocol('tcp')}") for h in hosts]
-    return list(dict.fromkeys(advertised))
+    # py-libp2p starts listeners in no particular order; the same node names its addresses in the same one.
+    return sorted(set(advertised), key=lambda address: (str(address).startswith("/ip6/"), str(address)))
 
 
 def interface_addresses(family: str) -> list[str]:
