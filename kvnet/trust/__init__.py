@@ -1,0 +1,1 @@
+"""Who said so: publisher keys, signed envelopes, trust policies and namespaces. Pure."""
