@@ -11,7 +11,6 @@ process: its streams end as if it had closed them, dials fail), `lose_records`.
 """
 
 import hashlib
-import logging
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,12 +31,11 @@ from kvnet.network.interface import (
     StreamHandler,
     StreamKind,
 )
+from kvnet.network.serving import serve_stream
 from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
-
-_logger = logging.getLogger(__name__)
 
 SLOW_READER_LIMIT_S = 5.0
 """How long a sender waits for a reader that takes nothing; the value of the real multiplexer (Yamux in py-libp2p)."""
@@ -468,7 +466,7 @@ class MemoryNetwork:
         theirs = MemoryStream(other, self._peer_id, kind, back, there)
         self._streams.add(ours)
         other._streams.add(theirs)
-        other._nursery.start_soon(_serve, handler, theirs)
+        other._nursery.start_soon(serve_stream, handler, theirs)
         return ours
 
     async def _reach(self, peer: PeerId, timeout_s: float, expected: str) -> None:
@@ -554,17 +552,6 @@ class MemoryNetwork:
     def routing_peers(self) -> int:
         """See `Network.routing_peers`."""
         return len(self._routing)
-
-
-async def _serve(handler: StreamHandler, stream: MemoryStream) -> None:
-    try:
-        await handler(stream.peer, stream)
-    except Exception:
-        # The line that keeps a bug in a handler from ending the node; the log has the traceback.
-        _logger.exception("handler of %s failed; its stream is reset", stream.kind.value)
-        await stream.reset()
-    else:
-        await stream.aclose()
 
 
 def parse_memory_address(address: str) -> PeerId:

@@ -38,6 +38,7 @@ from kvnet.network.libp2p.quiet import quieten
 from kvnet.network.libp2p.streams import LibP2PStream
 from kvnet.network.libp2p.translate import FOREIGN, translate_dial, translate_open
 from kvnet.network.libp2p.transport import BoundTcp
+from kvnet.network.serving import serve_stream
 from kvnet.protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -268,12 +269,7 @@ class LibP2PNetwork:
         stream = LibP2PStream(raw, peer, kind, self)
         stream.start()
         try:
-            await handler(peer, stream)
-        except Exception:
-            _logger.exception("handler of %s failed; its stream is reset", kind.value)
-            await stream.reset()
-        else:
-            await stream.aclose()
+            await serve_stream(handler, stream)
         finally:
             self._inbound[peer] -= 1
             if not self._inbound[peer]:

@@ -6,6 +6,7 @@ to anyone who writes: our streams, the DHT, identify, and the window updates tha
 below all of them.
 """
 
+import struct
 from typing import Any
 
 import trio
@@ -13,10 +14,22 @@ from libp2p.custom_types import TProtocol
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.network.connection.exceptions import RawConnError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
-from libp2p.stream_muxer.yamux.yamux import MAX_WINDOW_SIZE, PROTOCOL_ID, Yamux
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_SYN,
+    MAX_WINDOW_SIZE,
+    PROTOCOL_ID,
+    TYPE_PING,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+)
 
 WRITE_STALL_LIMIT_S = 15.0
 """A peer that takes no byte from its socket for this long while we send one frame is gone; the connection is closed."""
+
+PING_INTERVAL_S = 20.0
+SILENCE_LIMIT_S = 30.0
+"""A connection on which nothing comes, not even the answer to a ping, is closed after this long. TCP alone would keep
+a peer whose cable was pulled for a quarter of an hour, and a stopped one for ever."""
 
 MAX_INBOUND_STREAMS = 64
 """Streams of any protocol that a peer may hold open on one connection; more are reset as they come."""
@@ -34,6 +47,7 @@ class _BoundedBuffer(bytearray):
         self._siblings = siblings
 
     def extend(self, data: Any) -> None:
+        self._siblings.heard_at_s = trio.current_time()
         if sum(map(len, self._siblings.values())) + len(data) > BUFFER_LIMIT_BYTES:
             # Of what may be raised here, this alone makes Yamux close the connection instead of reading on.
             raise trio.TooSlowError("the peer sent more than its windows allow")
@@ -42,6 +56,8 @@ class _BoundedBuffer(bytearray):
 
 class _BoundedBuffers(dict[int, bytearray]):
     """The buffers of a connection: the empty ones that Yamux stores become bounded ones."""
+
+    heard_at_s = 0.0
 
     def __setitem__(self, stream_id: int, buffer: bytearray) -> None:
         bounded = _BoundedBuffer(self)
@@ -54,7 +70,8 @@ class SafeYamux(Yamux):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stream_buffers = _BoundedBuffers()
+        self._buffers = _BoundedBuffers()
+        self.stream_buffers = self._buffers
         self._aborted = False
 
     @property
@@ -73,6 +90,33 @@ class SafeYamux(Yamux):
             await self.abort()
             raise ConnectionClosedError(f"the peer took nothing for {WRITE_STALL_LIMIT_S:g} s", transport="tcp")
         await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _measure_rtt_loop(self) -> None:
+        """Ping the peer as long as the connection lives, and close it when nothing comes back."""
+        while not self.event_shutting_down.is_set():
+            self._ping_id += 1
+            self._ping_event = trio.Event()
+            ping = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id & 0xFFFFFFFF)
+            try:
+                await self._write_frame(ping)
+            except (ConnectionClosedError, RawConnError, OSError):
+                return
+            self._ping_sent_time = trio.current_time()
+            if not await self._hears_from_peer():
+                await self.abort()
+                return
+            with trio.move_on_after(PING_INTERVAL_S):
+                await self.event_shutting_down.wait()
+
+    async def _hears_from_peer(self) -> bool:
+        """Wait for the answer to a ping; data counts too, for on a slow link the answer queues up behind it."""
+        while not self._ping_event.is_set():
+            heard_at_s = max(self._ping_sent_time, self._buffers.heard_at_s)
+            if trio.current_time() - heard_at_s >= SILENCE_LIMIT_S:
+                return False
+            with trio.move_on_at(heard_at_s + SILENCE_LIMIT_S):
+                await self._ping_event.wait()
+        return True
 
     async def accept_stream(self) -> Any:
         """The next stream the peer opens, unless it holds too many already."""

@@ -1,16 +1,18 @@
 """What the adapter makes of processes that die, stop, misbehave, and of cancellations in the middle of things."""
 
 import hashlib
+import struct
 from contextlib import suppress
 
 import pytest
 import trio
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.stream_muxer.yamux.yamux import TYPE_DATA, YAMUX_HEADER_FORMAT
 
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
-from kvnet.network.libp2p import streams
+from kvnet.network.libp2p import muxer, streams
 from kvnet.network.libp2p.host import LibP2PNetwork, _swarm
 from kvnet.network.libp2p.muxer import BUFFER_LIMIT_BYTES, SafeYamux
 from kvnet.network.libp2p.translate import FOREIGN
@@ -99,6 +101,21 @@ async def test_a_stream_to_a_stopped_process_is_not_waited_for(start_node: Start
     stopped.stop()
     with pytest.raises(PeerUnreachableError), trio.fail_after(5):
         await a.open_stream(peer, StreamKind.CONTROL, timeout_s=0.3)
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed_although_nobody_waits(
+    start_node: StartNode, spawn_peer: SpawnPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muxer, "PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr(muxer, "SILENCE_LIMIT_S", 0.5)
+    a, stopped, fine = await start_node("a"), spawn_peer("stopped"), spawn_peer("fine")
+    await a.connect(stopped.address, timeout_s=5)
+    honest = await a.connect(fine.address, timeout_s=5)
+    stopped.stop()
+    with trio.fail_after(10):
+        while len(a.connected()) > 1:  # noqa: ASYNC110 — a network has no event for this
+            await trio.sleep(0.02)
+    assert [p.peer for p in a.connected()] == [honest]
 
 
 async def test_cancelled_writes_leave_the_connection_whole(start_node: StartNode) -> None:
@@ -247,6 +264,38 @@ async def test_four_hundred_silent_connections_do_not_keep_an_honest_peer_out(st
     assert await _ask(await a.open_stream(peer, StreamKind.CONTROL), b"served") == b"served"
     for each in silent:
         await trio.aclose_forcefully(each)
+
+
+async def test_a_frame_that_declares_four_gigabytes_ends_its_connection_only(start_node: StartNode) -> None:
+    a, b = await _pair(start_node)
+    c = await start_node("c")
+    await c.connect(b.addresses()[0], timeout_s=5)
+    await _muxed(a)._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, 1, 2**32 - 1))
+    with trio.fail_after(10):
+        while a.peer_id in [p.peer for p in b.connected()]:  # noqa: ASYNC110 — a network has no event for this
+            await trio.sleep(0.01)
+    assert await _ask(await c.open_stream(b.peer_id, StreamKind.CONTROL), b"served") == b"served"
+
+
+async def test_ten_thousand_junk_frames_do_no_harm(start_node: StartNode) -> None:
+    a, b = await _pair(start_node)
+    junk = [struct.pack(YAMUX_HEADER_FORMAT, n % 3, n % 7, 0, 1000 + n, 0) for n in range(200) if n % 7 != 3]
+    for _ in range(10_000 // len(junk) + 1):
+        await _muxed(a)._write_frame(b"".join(junk))
+    assert await _ask(await a.open_stream(b.peer_id, StreamKind.CONTROL), b"served") == b"served"
+
+
+async def test_junk_instead_of_a_handshake_keeps_nobody_out(start_node: StartNode) -> None:
+    a, b = await start_node("a"), await start_node("b")
+    b.set_handler(StreamKind.CONTROL, _echo)
+    port = int(b.addresses()[0].split("/")[4])
+    for seed in range(50):
+        tcp = await trio.open_tcp_stream("127.0.0.1", port)
+        with suppress(trio.BrokenResourceError):
+            await tcp.send_all(hashlib.shake_128(bytes([seed])).digest(2000))
+        await trio.aclose_forcefully(tcp)
+    peer = await a.connect(b.addresses()[0], timeout_s=5)
+    assert await _ask(await a.open_stream(peer, StreamKind.CONTROL), b"served") == b"served"
 
 
 async def test_plaintext_is_not_offered(start_node: StartNode) -> None:
