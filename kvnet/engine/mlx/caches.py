@@ -1,0 +1,178 @@
+"""Live mlx-lm caches seen as K/V rows: layout, rows out, rows in.
+
+Only ``KVCache`` is read and built here; the test is on the exact class, never on its family, because relatives keep
+their rows differently (a rotating cache in a ring, a chunked one with its front cut off). A cache's buffer is never
+handed out: it is padded to 256 rows and keeps rows of trimmed tokens. Rows stop at the offset.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import BatchKVCache, KVCache
+from numpy.typing import NDArray
+
+from kvnet.errors import CompatibilityError
+from kvnet.format.fingerprint import LayerLayout
+from kvnet.format.tensor import DType, LayerKind
+
+HEADROOM_TOKENS = 256
+"""Free rows after restored ones: without them the first new token copies the whole cache (202 ms against 4.6 ms on
+208 MB)."""
+
+_DTYPES: dict[Any, tuple[DType, Any]] = {
+    mx.float32: (DType.FLOAT32, np.float32),
+    mx.float16: (DType.FLOAT16, np.float16),
+    # numpy has no bfloat16: its bits travel as 16-bit integers.
+    mx.bfloat16: (DType.BFLOAT16, np.uint16),
+}
+
+_REASONS = {
+    "RotatingKVCache": "a sliding window, kept in a ring",
+    "ArraysCache": "recurrent or convolution state, which cannot be cut at a token",
+    "MambaCache": "recurrent state, which cannot be cut at a token",
+    "ChunkedKVCache": "chunked attention, whose front is dropped",
+    "CacheList": "several caches in one layer",
+    "QuantizedKVCache": "quantised K/V",
+}
+
+Rows = NDArray[Any]
+"""K or V of one layer: (heads, tokens, dim), numpy, bfloat16 as uint16."""
+
+
+def refusal_of(caches: Sequence[Any]) -> str:
+    """Why these caches cannot be exported or restored, naming layer and class; empty when they can."""
+    for layer, cache in enumerate(caches):
+        if type(cache) is not KVCache:
+            name = type(cache).__name__
+            reason = _REASONS.get(name, "a cache class this build does not know")
+            return f"layer {layer} of {len(caches)} keeps its state in {name} ({reason}); only KVCache can be shared"
+    return "" if caches else "the model has no attention layers"
+
+
+def layout_of(caches: Sequence[Any]) -> LayerLayout:
+    """The layer layout of caches that have seen at least one token.
+
+    Raises:
+        CompatibilityError: a layer's class or dtype cannot be shared.
+    """
+    if refusal := refusal_of(caches):
+        raise CompatibilityError(refusal)
+    kinds: list[LayerKind] = []
+    order = bytearray()
+    for layer, cache in enumerate(caches):
+        kind = _kind_of(layer, cache)
+        if kind not in kinds:
+            kinds.append(kind)
+        order.append(kinds.index(kind))
+    return LayerLayout(kinds=tuple(kinds), order=bytes(order))
+
+
+def _kind_of(layer: int, cache: Any) -> LayerKind:
+    if cache.keys.dtype != cache.values.dtype or cache.keys.dtype not in _DTYPES:
+        raise CompatibilityError(
+            f"layer {layer}: expected K and V in one of float32, float16, bfloat16; "
+            f"found {cache.keys.dtype} and {cache.values.dtype}"
+        )
+    batch, heads, _, k_dim = cache.keys.shape
+    if batch != 1 or cache.values.shape[:2] != (1, heads):
+        raise CompatibilityError(
+            f"layer {layer}: expected K and V of one sequence with the same heads; "
+            f"found shapes {cache.keys.shape} and {cache.values.shape}"
+        )
+    dtype, _ = _DTYPES[cache.keys.dtype]
+    return LayerKind(cache="kv", heads=heads, k_dim=k_dim, v_dim=cache.values.shape[3], dtype=dtype)
+
+
+def rows_of(cache: Any, first_token: int, n_tokens: int) -> tuple[Rows, Rows]:
+    """K and V rows ``first_token`` up to ``first_token + n_tokens`` of an evaluated cache, without a copy.
+
+    The views alias MLX's memory: read them and let them go before the model runs again.
+
+    Raises:
+        CompatibilityError: the rows reach beyond what the cache holds.
+    """
+    end = first_token + n_tokens
+    if not 0 <= first_token < end <= cache.offset:
+        raise CompatibilityError(f"expected rows within {cache.offset} tokens, found {first_token} to {end}")
+    return tuple(_view(array)[0, :, first_token:end, :] for array in (cache.keys, cache.values))  # type: ignore[return-value]
+
+
+def _view(array: mx.array) -> NDArray[Any]:
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.asarray(memoryview(array))
+
+
+class CacheBuilder:
+    """Builds one layer's ``KVCache`` from rows put in place, with room to grow.
+
+    Args:
+        kind: shape and dtype of the layer.
+        n_tokens: rows that will be put; becomes the cache's offset.
+        capacity_tokens: rows to make room for beyond them, rounded up to the allocator's 256.
+    """
+
+    def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int) -> None:
+        self._n_tokens = n_tokens
+        dtype = next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
+        rows = max(n_tokens, capacity_tokens) + HEADROOM_TOKENS
+        rows = (rows + 255) // 256 * 256
+        self._arrays = [mx.zeros((1, kind.heads, rows, dim), dtype=dtype) for dim in (kind.k_dim, kind.v_dim)]
+        mx.eval(self._arrays)
+        # Filling MLX's own memory saves a copy of every layer. The views are dropped in finish(), before MLX reads it.
+        self._views = [_view(array) for array in self._arrays]
+
+    def put(self, first_token: int, keys: Rows, values: Rows) -> None:
+        """Copies rows to their place; rows from ``n_tokens`` on are left out."""
+        count = min(keys.shape[1], self._n_tokens - first_token)
+        for view, rows in zip(self._views, (keys, values), strict=True):
+            view[0, :, first_token : first_token + count, :] = rows[:, :count, :]
+
+    def finish(self) -> KVCache:
+        """The cache, evaluated, its position set explicitly."""
+        self._views.clear()
+        cache = KVCache()
+        cache.keys, cache.values = self._arrays
+        # Never left to a setter's side effect: a position of 0 would give later tokens the wrong rotation.
+        cache.offset = self._n_tokens
+        return cache
+
+
+def numpy_dtype(kind: LayerKind) -> Any:
+    """The numpy dtype that carries a kind's bytes, little-endian."""
+    carried = next(numpy for theirs, numpy in _DTYPES.values() if theirs == kind.dtype)
+    return np.dtype(carried).newbyteorder("<")
+
+
+def all_finite(kind: LayerKind, values: NDArray[Any]) -> bool:
+    """Whether no value is infinite or NaN."""
+    if kind.dtype == DType.BFLOAT16:
+        # Infinity and NaN have all eight exponent bits set.
+        return not bool(np.any((values & 0x7F80) == 0x7F80))
+    return bool(np.isfinite(values).all())
+
+
+def evaluate(caches: Sequence[Any]) -> None:
+    """Evaluates every array of the caches, so that they may be read or cross to another thread."""
+    mx.eval([cache.state for cache in caches])
+
+
+def as_batch(caches: Sequence[Any]) -> list[Any]:
+    """A batch of one over the caches' own arrays; the caches are given up.
+
+    mlx-lm's ``merge`` would copy every row, which doubles memory exactly for the longest prompts.
+    """
+    batch: list[Any] = []
+    for cache in caches:
+        if type(cache) is not KVCache or cache.keys is None:
+            batch.append(cache.merge([cache]))
+            continue
+        joined = BatchKVCache([0])
+        joined.keys, joined.values = cache.keys, cache.values
+        joined.offset = mx.array([cache.offset])
+        joined._idx = cache.offset  # the class has no constructor that takes rows
+        cache.keys = cache.values = None
+        batch.append(joined)
+    return batch

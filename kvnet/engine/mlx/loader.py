@@ -1,0 +1,142 @@
+"""Loads one model folder: weights, tokenizer, identity. Runs in the prefill lane; never reaches a model hub."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model, load_tokenizer
+
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.mlx import runtime
+from kvnet.engine.mlx.blas import BlasReport
+from kvnet.engine.mlx.caches import evaluate, layout_of, refusal_of
+from kvnet.engine.mlx.fingerprinting import (
+    DigestCache,
+    FileStamp,
+    digest_template,
+    digest_tokenizer,
+    digest_weights,
+    read_config,
+    weight_files,
+)
+from kvnet.errors import CompatibilityError, EngineError, KvnetError
+from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer, config_digest
+
+WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+"""Names under which configurations give the longest context, most usual first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run; every array in it is evaluated."""
+
+    model: Any
+    tokenizer: Any
+    info: ModelInfo
+
+    def new_caches(self) -> list[Any]:
+        """Fresh, empty caches for one sequence."""
+        return list(make_prompt_cache(self.model))
+
+
+def load_folder(
+    folder: Path, *, digests: DigestCache, blas: BlasReport, memory_budget_bytes: int | None
+) -> LoadedModel:
+    """Loads a model.
+
+    Raises:
+        EngineError: the folder is missing or incomplete, mlx-lm does not support the model, or the memory budget is
+            too small for its weights.
+    """
+    if not folder.is_dir():
+        # mlx-lm would take a missing folder for a name on the model hub.
+        raise EngineError(f"expected a model folder at {folder}, found none", hint="kvnet model list")
+    config = read_config(folder)
+    files = weight_files(folder)
+    stamps = [FileStamp.of(file) for file in files]
+    model, tokenizer = _load(folder)
+    weights = digest_weights(files, digests)
+    if [FileStamp.of(file) for file in files] != stamps:
+        raise EngineError("the weights changed while the model was loaded", hint="try again once they are complete")
+    layers, refusal = _layers_of(model)
+    return LoadedModel(
+        model,
+        tokenizer,
+        ModelInfo(
+            name=folder.name,
+            path=folder,
+            fingerprint=_fingerprint(weights, config, model, layers) if layers else None,
+            producer=producer_of(blas),
+            tokenizer_digest=digest_tokenizer(folder),
+            template_digest=digest_template(tokenizer.chat_template),
+            window_tokens=window_of(config),
+            kv_bytes_per_token=layers.bytes_per_token if layers else 0,
+            weights_size_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+            memory_budget_bytes=memory_budget_bytes or runtime.total_memory_bytes(),
+            shareable=layers is not None,
+            refusal=refusal,
+        ),
+    )
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    try:
+        # lazy=False: weights are evaluated here, in the lane, before another thread sees them.
+        model, config = load_model(folder, lazy=False)
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+    except KvnetError:
+        raise
+    except Exception as error:  # a folder's content is foreign; whatever fails, fails the loading
+        raise EngineError(
+            f"mlx-lm could not load {folder.name}: {type(error).__name__}: {str(error)[:300]}",
+            hint="kvnet model list shows the models kvnet can load",
+        ) from error
+    return model, tokenizer
+
+
+def _layers_of(model: Any) -> tuple[LayerLayout | None, str]:
+    caches = list(make_prompt_cache(model))
+    if refusal := refusal_of(caches):
+        return None, refusal
+    # Shapes and dtypes of K/V are known only after a token has passed.
+    model(mx.array([[0]]), cache=caches)
+    evaluate(caches)
+    try:
+        return layout_of(caches), ""
+    except CompatibilityError as error:
+        return None, error.message
+
+
+def _fingerprint(weights: bytes, config: dict[str, Any], model: Any, layers: LayerLayout) -> Fingerprint:
+    return Fingerprint(
+        weights=weights,
+        config=config_digest(config),
+        adapters=(),
+        architecture=type(model).__module__.rpartition(".")[2],
+        layers=layers,
+    )
+
+
+def producer_of(blas: BlasReport) -> Producer:
+    """What computes here, as manifests record it."""
+    return Producer(
+        runtime="mlx-lm",
+        versions=runtime.versions_text(blas),
+        device=runtime.device_text(),
+        system=runtime.system_text(),
+        prefill_step=runtime.prefill_step(),
+    )
+
+
+def window_of(config: dict[str, Any]) -> int:
+    """The longest context a configuration names; 0 when it names none."""
+    sections: Sequence[Any] = (config, config.get("text_config"))
+    for section in sections:
+        for field in WINDOW_FIELDS:
+            if isinstance(section, dict) and isinstance(section.get(field), int) and section[field] > 0:
+                return int(section[field])
+    return 0

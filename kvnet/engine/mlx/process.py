@@ -1,0 +1,240 @@
+"""The engine process: ``python -m kvnet.engine.mlx.process --fd N --model FOLDER``.
+
+Threads: the main thread reads calls from the inherited socket; the prefill lane and the decode thread own MLX; one
+thread renders and tokenizes; one writes events. The process ends when the other end of the socket closes, whatever it
+is doing: ``os._exit``, because an interpreter that tears down under a live MLX thread aborts.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvnet.engine.interface import ExportRequest, GenerateRequest, LogitsRequest
+from kvnet.engine.mlx import blas, runtime
+from kvnet.engine.mlx.requests import Request
+from kvnet.engine.wire import (
+    FINAL_EVENTS,
+    CancelCall,
+    ExportCall,
+    FrameBuffer,
+    GenerateCall,
+    LogitsCall,
+    Record,
+    RenderCall,
+    TokenizeCall,
+    TokensEvent,
+    bytes_text,
+    encode_frame,
+    error_event,
+    ready_event,
+    restore_plan,
+)
+from kvnet.errors import EngineError
+from kvnet.format.codecs import Codec
+from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
+
+if TYPE_CHECKING:
+    from kvnet.engine.mlx.lane import Runner
+    from kvnet.engine.mlx.text import PromptText
+
+READ_BYTES = 1 << 18
+"""Socket reads."""
+
+
+class _Worker:
+    """A thread that runs jobs in order; an exception becomes the request's answer."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Request, Callable[[], None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, request: Request, job: Callable[[], None]) -> None:
+        self._jobs.put((request, job))
+
+    def _run(self) -> None:
+        while True:
+            request, job = self._jobs.get()
+            if request.cancelled:
+                continue
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - one request fails, the thread lives on
+                request.send(error_event(request.id, error))
+
+
+class _Outbox:
+    """Events on their way out: never blocks the thread that made them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._events: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="outbox", daemon=True).start()
+
+    def put(self, event: Record) -> None:
+        self._events.put(event)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._connection.sendall(encode_frame(self._events.get()))
+            except OSError:
+                # Nobody listens any more; the reader sees the end too, and ends the process.
+                return
+
+
+class EngineProcess:
+    """Routes calls to the threads that do the work."""
+
+    def __init__(self, connection: socket.socket, arguments: argparse.Namespace, blas_report: blas.BlasReport) -> None:
+        from kvnet.engine.mlx.lane import Lane
+
+        self._connection = connection
+        self._arguments = arguments
+        self._blas = blas_report
+        self._outbox = _Outbox(connection)
+        self._lane = Lane()
+        self._text_thread = _Worker("text")
+        self._requests: dict[int, Request] = {}
+        self._wake: Callable[[], None] = lambda: None
+        self._runner: Runner
+        self._text: PromptText
+
+    def run(self) -> None:
+        """Loads the model and serves until the socket closes."""
+        loading = Request(0, self._outbox.put)
+        self._lane.start()
+        self._lane.submit(loading, self._load)
+        frames = FrameBuffer()
+        while data := self._connection.recv(READ_BYTES):
+            for record in frames.feed(data):
+                self._take(record)
+
+    def _load(self) -> None:
+        from kvnet.engine.mlx.budget import Budget
+        from kvnet.engine.mlx.decoding import DecodeThread
+        from kvnet.engine.mlx.fingerprinting import DigestCache
+        from kvnet.engine.mlx.lane import Runner
+        from kvnet.engine.mlx.loader import load_folder
+        from kvnet.engine.mlx.text import PromptText
+
+        asked = self._arguments
+        digests = DigestCache(asked.digest_cache, verify=asked.verify)
+        loaded = load_folder(
+            asked.model, digests=digests, blas=self._blas, memory_budget_bytes=asked.memory_budget_bytes
+        )
+        digests.save()
+        info = loaded.info
+        budget = Budget(
+            weights_size_bytes=info.weights_size_bytes,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+            window_tokens=info.window_tokens,
+            limit_bytes=info.memory_budget_bytes,
+        )
+        decode = DecodeThread(loaded.model, loaded.tokenizer)
+        decode.start()
+        self._wake = budget.wake
+        self._runner = Runner(loaded, budget, decode)
+        self._text = PromptText(loaded.tokenizer)
+        self._outbox.put(ready_event(info))
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, CancelCall):
+            if request := self._requests.pop(record.id, None):
+                request.cancel()
+                self._wake()
+            return
+        request = Request(record.id, self._send_for(record.id))
+        self._requests[record.id] = request
+        if isinstance(record, RenderCall | TokenizeCall):
+            self._text_thread.submit(request, lambda: self._tokens(request, record))
+        else:
+            self._lane.submit(request, lambda: self._compute(request, record))
+
+    def _send_for(self, request_id: int) -> Callable[[Record], None]:
+        def send(event: Record) -> None:
+            if isinstance(event, FINAL_EVENTS):
+                self._requests.pop(request_id, None)
+            self._outbox.put(event)
+
+        return send
+
+    def _tokens(self, request: Request, call: RenderCall | TokenizeCall) -> None:
+        if isinstance(call, TokenizeCall):
+            tokens = self._text.tokenize(bytes_text(call.text))
+        else:
+            messages, inputs = json.loads(call.messages), json.loads(call.inputs)
+            make = self._text.context_tokens if call.cut else self._text.render
+            tokens = make(messages, inputs)
+        request.send(TokensEvent(request.id, tokens_to_bytes(tokens)))
+
+    def _compute(self, request: Request, call: Record) -> None:
+        if isinstance(call, GenerateCall):
+            self._runner.generate(
+                request, GenerateRequest(tokens_from_bytes(call.tokens), restore_plan(call.restores), call.max_tokens)
+            )
+        elif isinstance(call, ExportCall):
+            self._runner.export(request, _export_request(call))
+        elif isinstance(call, LogitsCall):
+            self._runner.logits(
+                request,
+                LogitsRequest(
+                    tokens_from_bytes(call.tokens), restore_plan(call.restores), tuple(call.stops), call.one_shot
+                ),
+            )
+        else:
+            raise EngineError(f"the engine does not take {type(call).__name__}")
+
+
+def _export_request(call: ExportCall) -> ExportRequest:
+    return ExportRequest(
+        tokens=tokens_from_bytes(call.tokens),
+        restore=restore_plan(call.restores),
+        pack_path=Path(bytes_text(call.pack_path)),
+        pack_offset=call.pack_offset,
+        first_block=call.first_block,
+        codec=Codec(call.codec),
+        context_size_bytes=call.context_size_bytes,
+    )
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kvnet.engine.mlx.process")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--digest-cache", type=Path)
+    parser.add_argument("--memory-budget-bytes", type=int)
+    parser.add_argument("--verify", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Runs the engine; never returns."""
+    # Ctrl-C goes to the whole terminal group; the node decides what it means and closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    arguments = _arguments(argv)
+    connection = socket.socket(fileno=arguments.fd)
+    status = 0
+    try:
+        report = blas.preload()
+        runtime.import_mlx_lm()
+        EngineProcess(connection, arguments, report).run()
+    except Exception as error:  # noqa: BLE001 - the last handler: say what happened, then leave without teardown
+        status = 1
+        connection.sendall(encode_frame(error_event(0, error)))
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Messages into token ids: the chat template, frozen inputs, and where a named context ends.
+
+Everything is tokenized once, as a whole; tokens of two tokenizations are never put together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+
+from kvnet.engine.interface import FROZEN_MOMENT, JsonObject
+from kvnet.errors import EngineError
+from kvnet.format.prefix import common_prefix
+
+# Two questions that differ in their first character. What they share of a rendering, every question shares.
+_QUESTIONS = ("What does this say?", "7 lines, please.")
+_SYSTEM_PROBE = "kvnetsystemroleprobe"
+
+# Arguments of the rendering itself: stored inputs may come from a peer and must not reach them.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "raise_exception",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+_MAX_TEMPLATE_WORDS = 200
+
+
+class PromptText:
+    """A model's tokenizer and chat template.
+
+    Args:
+        tokenizer: mlx-lm's ``TokenizerWrapper``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of plain text, with the tokenizer's own special tokens."""
+        return [int(token) for token in self._tokenizer.encode(text)]
+
+    def render(self, messages: Sequence[JsonObject], inputs: JsonObject) -> list[int]:
+        """Tokens of a conversation, ready for the answer.
+
+        Raises:
+            EngineError: no template, a message that is not text, or the template refuses.
+        """
+        return self._apply(self._fitted(_plain(messages)), inputs, answer=True)
+
+    def context_tokens(self, messages: Sequence[JsonObject], inputs: JsonObject) -> list[int]:
+        """The tokens that every question after ``messages`` shares, at most to the end of their own rendering.
+
+        Raises:
+            EngineError: as ``render``.
+        """
+        plain = _plain(messages)
+        inputs = _at_one_moment(inputs)
+        first, second = (
+            self._apply(self._fitted([*plain, {"role": "user", "content": question}]), inputs, answer=True)
+            for question in _QUESTIONS
+        )
+        cut = common_prefix(first, second)
+        try:
+            own = self._apply(self._fitted(plain), inputs, answer=False)
+        except EngineError:
+            # Some templates cannot render messages without a question; then the questions alone decide.
+            return first[:cut]
+        return first[: min(cut, common_prefix(own, first))]
+
+    @cached_property
+    def has_system_role(self) -> bool:
+        """Whether the template prints a system message; one that raises or drops it silently does not."""
+        probe = [{"role": "system", "content": _SYSTEM_PROBE}, {"role": "user", "content": "a"}]
+        try:
+            return _SYSTEM_PROBE in self._guarded(probe, {}, tokenize=False, answer=True)
+        except EngineError:
+            return False
+
+    def _fitted(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        if self.has_system_role or not any(message["role"] == "system" for message in messages):
+            return messages
+        system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+        others = [message for message in messages if message["role"] != "system"]
+        first = next((i for i, message in enumerate(others) if message["role"] == "user"), None)
+        if first is None:
+            return [{"role": "user", "content": system}, *others]
+        merged = {"role": "user", "content": f"{system}\n\n{others[first]['content']}"}
+        return [*others[:first], merged, *others[first + 1 :]]
+
+    def _apply(self, messages: list[dict[str, str]], inputs: JsonObject, *, answer: bool) -> list[int]:
+        tokens = self._guarded(messages, inputs, tokenize=True, answer=answer)
+        return [int(token) for token in tokens]
+
+    def _guarded(self, messages: list[dict[str, str]], inputs: JsonObject, *, tokenize: bool, answer: bool) -> Any:
+        if not self._tokenizer.has_chat_template:
+            raise EngineError(
+                "the model has no chat template", hint="use an instruction-tuned model, or a plain prompt"
+            )
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=tokenize, add_generation_prompt=answer, **template_arguments(inputs)
+            )
+        except TemplateError as error:
+            words = (error.message or "")[:_MAX_TEMPLATE_WORDS]
+            raise EngineError(f"the chat template refuses these messages: {words}") from error
+        except EngineError:
+            raise
+        except Exception as error:  # templates are programs; any failure of theirs is the model's
+            raise EngineError(f"the chat template failed: {type(error).__name__}") from error
+
+
+def template_arguments(inputs: JsonObject) -> dict[str, Any]:
+    """Template inputs as the template gets them; a frozen moment becomes a ``strftime_now`` that always returns it.
+
+    Raises:
+        EngineError: an input would reach the rendering itself, or the moment is not ISO 8601.
+    """
+    arguments: dict[str, Any] = dict(inputs)
+    for name in arguments:
+        if name in _RESERVED or not str(name).isidentifier():
+            raise EngineError(f"template input {str(name)[:40]!r} is not allowed")
+    if FROZEN_MOMENT in arguments:
+        arguments[FROZEN_MOMENT] = _frozen_clock(arguments[FROZEN_MOMENT])
+    return arguments
+
+
+def _frozen_clock(moment: Any) -> Callable[[str], str]:
+    try:
+        return datetime.fromisoformat(moment).strftime
+    except (TypeError, ValueError):
+        raise EngineError(f"template input {FROZEN_MOMENT!r}: expected an ISO 8601 moment") from None
+
+
+def _at_one_moment(inputs: JsonObject) -> JsonObject:
+    if FROZEN_MOMENT in inputs:
+        return inputs
+    # Renderings that are compared must not straddle midnight.
+    return {**inputs, FROZEN_MOMENT: datetime.now().astimezone().replace(microsecond=0).isoformat()}
+
+
+def _plain(messages: Sequence[JsonObject]) -> list[dict[str, str]]:
+    if not messages:
+        raise EngineError("expected at least one message, found none")
+    return [{"role": _role(message), "content": _content(message.get("content"))} for message in messages]
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise EngineError("a message needs a role: system, user or assistant")
+    return role
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+        ]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(parts)  # type: ignore[arg-type]
+    raise EngineError("a message's content must be text; images and other inputs are not token ids")

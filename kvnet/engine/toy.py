@@ -1,0 +1,334 @@
+"""A deterministic engine without MLX that fulfils the engine's contract; for simulated tests.
+
+K/V rows are a pure function of the token prefix, and the text is a pure function of *all K/V rows*: whoever restores
+one wrong byte gets another text. Work takes no time unless a cost is given, and then it sleeps on trio's clock, so a
+mock clock drives it. It never uses threads.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import trio
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from kvnet.engine.interface import (
+    Engine,
+    Exported,
+    ExportEvent,
+    ExportRequest,
+    FirstToken,
+    Generated,
+    GenerateEvent,
+    GenerateRequest,
+    JsonObject,
+    Logits,
+    LogitsRequest,
+    ModelInfo,
+    PrefillProgress,
+    RestorePlan,
+    TextDelta,
+    WrittenChunk,
+)
+from kvnet.errors import CompatibilityError, EngineError, IntegrityError, OverBudgetError
+from kvnet.format.chunks import ChunkKind, ChunkPlan, ChunkSpec, layer_groups
+from kvnet.format.codecs import decode_chunk, encode_chunk
+from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
+from kvnet.format.hashes import blake3_hash
+from kvnet.format.manifest import decode_manifest
+from kvnet.format.prefix import common_prefix
+from kvnet.format.tensor import DType, LayerKind
+
+N_LAYERS, HEADS, DIM = 2, 2, 8
+"""Shape of the toy's K/V: 256 bytes a token."""
+
+PREFILL_STEP = 512
+"""Tokens between two progress events, at absolute multiples, as the real engine's on a CPU."""
+
+BOS, EOS, TURN, FIRST_BYTE = 0, 1, 2, 3
+"""Token ids: start of text, end of a message, start of a message, and the byte 0 of UTF-8."""
+
+Rows = NDArray[np.float32]
+"""(tokens, layers, K or V, heads, dim)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToyCosts:
+    """Seconds the toy pretends to need."""
+
+    prefill_s_per_token: float = 0.0
+    decode_s_per_token: float = 0.0
+    restore_s_per_token: float = 0.0
+
+
+@asynccontextmanager
+async def open_toy_engine(
+    model_path: Path,
+    *,
+    digest_cache: Path | None = None,
+    work_dir: Path | None = None,
+    memory_budget_bytes: int | None = None,
+    costs: ToyCosts | None = None,
+    window_tokens: int = 1 << 20,
+) -> AsyncIterator["ToyEngine"]:
+    """A toy engine; ``model_path`` need not exist, its name alone is the model's identity."""
+    del digest_cache, work_dir
+    engine = ToyEngine(model_path, costs or ToyCosts(), window_tokens, memory_budget_bytes or 1 << 40)
+    yield engine
+    await engine.aclose()
+
+
+def toy_fingerprint(name: str) -> Fingerprint:
+    """The fingerprint of the toy model of that name."""
+    kind = LayerKind(cache="kv", heads=HEADS, k_dim=DIM, v_dim=DIM, dtype=DType.FLOAT32)
+    return Fingerprint(
+        weights=blake3_hash(b"toy weights " + name.encode()),
+        config=blake3_hash(b"toy config"),
+        adapters=(),
+        architecture="toy",
+        layers=LayerLayout(kinds=(kind,), order=bytes(N_LAYERS)),
+    )
+
+
+class ToyEngine(Engine):
+    """See the module."""
+
+    def __init__(self, model_path: Path, costs: ToyCosts, window_tokens: int, memory_budget_bytes: int) -> None:
+        fingerprint = toy_fingerprint(model_path.name)
+        self._costs = costs
+        self._closed = False
+        self._info = ModelInfo(
+            name=model_path.name,
+            path=model_path,
+            fingerprint=fingerprint,
+            producer=Producer(runtime="toy", versions="1", device="none", system="any", prefill_step=PREFILL_STEP),
+            tokenizer_digest=blake3(b"toy tokenizer").digest(),
+            template_digest=blake3(b"toy template").digest(),
+            window_tokens=window_tokens,
+            kv_bytes_per_token=fingerprint.layers.bytes_per_token,
+            weights_size_bytes=0,
+            memory_budget_bytes=memory_budget_bytes,
+            shareable=True,
+            refusal="",
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """The toy model."""
+        return self._info
+
+    async def render(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
+        """See ``Engine.render``; every template input is printed at the head."""
+        await trio.lowlevel.checkpoint()
+        return _render(messages, template_inputs, answer=True)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """See ``Engine.tokenize``."""
+        await trio.lowlevel.checkpoint()
+        return [BOS, *_bytes_tokens(text)]
+
+    async def context_tokens(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
+        """See ``Engine.context_tokens``."""
+        await trio.lowlevel.checkpoint()
+        first, second = (
+            _render([*messages, {"role": "user", "content": question}], template_inputs, answer=True)
+            for question in ("a", "b")
+        )
+        own = _render(messages, template_inputs, answer=False)
+        return first[: min(common_prefix(first, second), common_prefix(first, own))]
+
+    async def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
+        """See ``Engine.export``."""
+        tokens = self._admit(request.tokens, 0)
+        began = trio.current_time()
+        restored = await self._restore(request.restore, len(tokens))
+        if request.first_block * 256 > len(restored):
+            raise EngineError(f"blocks before {request.first_block} are not restored")
+        restore_s, began = trio.current_time() - began, trio.current_time()
+        for done in _steps(len(restored), len(tokens)):
+            yield PrefillProgress(done, len(tokens))
+            await self._prefill_cost(done, len(tokens))
+        rows = _extend(restored, tokens)
+        written = _write_tiles(request, self._layers, rows)
+        yield PrefillProgress(len(tokens), len(tokens))
+        yield Exported(written, len(restored), len(tokens) - len(restored), restore_s, trio.current_time() - began)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """See ``Engine.generate``."""
+        accepted = trio.current_time()
+        tokens = self._admit(request.tokens, request.max_tokens)
+        restored = await self._restore(request.restore, len(tokens) - 1)
+        restore_s, began = trio.current_time() - accepted, trio.current_time()
+        for done in _steps(len(restored), len(tokens) - 1):
+            yield PrefillProgress(done, len(tokens))
+            await self._prefill_cost(done, len(tokens) - 1)
+        prefill_s = trio.current_time() - began
+        rows = _extend(restored, tokens)
+        made: list[int] = []
+        state = blake3(rows.tobytes())
+        reason = "length"
+        ttft_s = 0.0
+        for _ in range(request.max_tokens):
+            await trio.sleep(self._costs.decode_s_per_token)
+            token = _next_token(state.digest())
+            if not made:
+                ttft_s = trio.current_time() - accepted
+                yield FirstToken(ttft_s)
+            elif token == EOS:
+                reason = "stop"
+                break
+            token = FIRST_BYTE + ord("a") if token == EOS else token
+            made.append(token)
+            state.update(token.to_bytes(4, "little"))
+            yield TextDelta(_text([token]), token)
+        yield Generated(
+            _text(made), tuple(made), reason, ttft_s, len(restored), len(tokens) - len(restored), restore_s, prefill_s
+        )
+
+    async def logits(self, request: LogitsRequest) -> Logits:
+        """See ``Engine.logits``: 64 values that depend on every K/V row."""
+        tokens = self._admit(request.tokens, 0)
+        restored = await self._restore(request.restore, len(tokens) - 1)
+        digest = blake3(_extend(restored, tokens).tobytes()).digest(length=64)
+        values = np.frombuffer(digest, np.uint8).astype("<f4").tobytes()
+        return Logits(values, (len(tokens) - 1,) * N_LAYERS)
+
+    async def aclose(self) -> None:
+        """See ``Engine.aclose``."""
+        self._closed = True
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def _layers(self) -> LayerLayout:
+        return toy_fingerprint(self._info.name).layers
+
+    def _admit(self, tokens: Sequence[int], max_tokens: int) -> list[int]:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not tokens:
+            raise EngineError("expected at least one token, found none")
+        total = len(tokens) + max_tokens
+        if total > self._info.window_tokens:
+            raise OverBudgetError(f"the model's window is {self._info.window_tokens:,} tokens; {total:,} asked for")
+        needed = total * self._info.kv_bytes_per_token
+        if needed > self._info.memory_budget_bytes:
+            raise OverBudgetError(
+                f"{total:,} tokens need {needed:,} bytes; the memory budget is {self._info.memory_budget_bytes:,} bytes"
+            )
+        return list(tokens)
+
+    async def _prefill_cost(self, done: int, end: int) -> None:
+        step_end = min((done // PREFILL_STEP + 1) * PREFILL_STEP, end)
+        await trio.sleep((step_end - done) * self._costs.prefill_s_per_token)
+
+    async def _restore(self, plan: RestorePlan | None, limit: int) -> Rows:
+        await trio.lowlevel.checkpoint()
+        if plan is None or limit == 0:
+            return np.zeros((0, N_LAYERS, 2, HEADS, DIM), np.float32)
+        manifest = decode_manifest(plan.manifest)
+        expected = toy_fingerprint(self._info.name)
+        if manifest.fingerprint.hash != expected.hash:
+            raise CompatibilityError("the artifact's fingerprint is not that of the loaded model")
+        if not 0 < plan.n_tokens <= manifest.n_tokens:
+            raise CompatibilityError(f"expected to reuse 1 to {manifest.n_tokens} tokens, found {plan.n_tokens}")
+        n_tokens = min(plan.n_tokens, limit)
+        rows = np.zeros((manifest.n_tokens, N_LAYERS, 2, HEADS, DIM), np.float32)
+        layout = manifest.plan()
+        held = {chunk.index: chunk for chunk in plan.chunks}
+        for index in layout.needed_for(n_tokens):
+            spec = layout[index]
+            if spec.kind != ChunkKind.TILE:
+                continue
+            if index not in held:
+                raise CompatibilityError(f"restore needs tile {index}; the plan does not say where it lies")
+            chunk = held[index]
+            stored = _read(chunk.path, chunk.offset, chunk.length_bytes)
+            if blake3_hash(stored) != chunk.hash:
+                raise IntegrityError(f"chunk {index} does not match its hash")
+            _put(spec, decode_chunk(manifest.codec, stored, 4, spec.raw_size_bytes), rows)
+        await trio.sleep(n_tokens * self._costs.restore_s_per_token)
+        return rows[:n_tokens]
+
+
+def _bytes_tokens(text: str) -> list[int]:
+    return [FIRST_BYTE + byte for byte in text.encode()]
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return bytes(token - FIRST_BYTE for token in tokens if token >= FIRST_BYTE).decode("utf-8", "replace")
+
+
+def _render(messages: Sequence[JsonObject], inputs: JsonObject, *, answer: bool) -> list[int]:
+    tokens = [BOS, *_bytes_tokens("".join(f"{key}={inputs[key]}\n" for key in sorted(inputs)))]
+    for message in messages:
+        tokens += [TURN, *_bytes_tokens(f"{message['role']}\n{message['content']}"), EOS]
+    return [*tokens, TURN, *_bytes_tokens("assistant\n")] if answer else tokens
+
+
+def _steps(start: int, end: int) -> list[int]:
+    """Where steps from ``start`` to ``end`` begin."""
+    multiples = range((start // PREFILL_STEP + 1) * PREFILL_STEP, end, PREFILL_STEP)
+    return [start, *multiples] if end > start else []
+
+
+def _extend(rows: Rows, tokens: Sequence[int]) -> Rows:
+    """Rows of all tokens: given ones first, each further one from the row before it and its token."""
+    out = np.zeros((len(tokens), N_LAYERS, 2, HEADS, DIM), np.float32)
+    out[: len(rows)] = rows
+    before = rows[-1].tobytes() if len(rows) else b""
+    for i in range(len(rows), len(tokens)):
+        digest = blake3(before + int(tokens[i]).to_bytes(4, "little")).digest(length=out[i].size)
+        out[i] = np.frombuffer(digest, np.uint8).reshape(out[i].shape)
+        before = out[i].tobytes()
+    return out
+
+
+def _next_token(digest: bytes) -> int:
+    # One in 32 ends the text; the others are letters and spaces.
+    choice = digest[0] % 32
+    return EOS if choice == 31 else FIRST_BYTE + b"abcdefghijklmnopqrstuvwxyz     "[choice]
+
+
+def _write_tiles(request: ExportRequest, layers: LayerLayout, rows: Rows) -> tuple[WrittenChunk, ...]:
+    plan = ChunkPlan(
+        n_tokens=len(rows), layers=layers, groups=layer_groups(layers), context_size_bytes=request.context_size_bytes
+    )
+    written: list[WrittenChunk] = []
+    offset = request.pack_offset
+    handle = os.open(request.pack_path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for block in range(request.first_block, -(-len(rows) // 256)):
+            for index in plan.tiles_of_block(block):
+                stored = encode_chunk(request.codec, _raw(plan[index], rows), 4)
+                os.pwrite(handle, stored, offset)
+                written.append(WrittenChunk(index, offset, len(stored), blake3_hash(stored)))
+                offset += len(stored)
+    finally:
+        os.close(handle)
+    return tuple(written)
+
+
+def _raw(spec: ChunkSpec, rows: Rows) -> bytes:
+    tokens = slice(spec.first_token, spec.first_token + spec.n_tokens)
+    layers = range(spec.first_layer, spec.first_layer + spec.n_layers)
+    parts = [rows[tokens, layer, which].transpose(1, 0, 2) for layer in layers for which in (0, 1)]
+    return b"".join(np.ascontiguousarray(part, dtype="<f4").tobytes() for part in parts)
+
+
+def _put(spec: ChunkSpec, raw: bytes, rows: Rows) -> None:
+    values = np.frombuffer(raw, "<f4").reshape(spec.n_layers, 2, HEADS, spec.n_tokens, DIM)
+    tokens = slice(spec.first_token, spec.first_token + spec.n_tokens)
+    layers = slice(spec.first_layer, spec.first_layer + spec.n_layers)
+    rows[tokens, layers] = values.transpose(3, 0, 1, 2, 4)
+
+
+def _read(path: Path, offset: int, length_bytes: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(handle, length_bytes, offset)
+    finally:
+        os.close(handle)

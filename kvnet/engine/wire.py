@@ -1,0 +1,336 @@
+"""Frames between the node and its engine process, over an inherited socket pair.
+
+A frame is a u32 big-endian length, one byte that says which call or event follows, and that record in the strict CBOR
+profile. Both ends are of one build: there is no version. The profile knows no real numbers and no null and wants text
+normalised, so durations are microseconds, an optional record is a list of none or one, and free text is UTF-8 bytes.
+"""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan, WrittenChunk
+from kvnet.errors import EngineError, KvnetError, MalformedError
+from kvnet.format import cbor
+from kvnet.format.fingerprint import Producer, decode_fingerprint
+from kvnet.format.hashes import ChunkHash
+
+MAX_FRAME_BYTES = 64 << 20
+"""A prompt of four million tokens with room to spare; more is a defect, not a request."""
+
+HEADER = struct.Struct(">IB")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Base of every call and event; ``id`` is the request's, 0 for the engine as a whole."""
+
+    id: int
+
+
+class RenderCall(Record, frozen=True):
+    """Render messages; ``cut`` asks for the part every question shares. JSON in both byte fields."""
+
+    messages: bytes
+    inputs: bytes
+    cut: bool
+
+
+class TokenizeCall(Record, frozen=True):
+    """Tokenize plain text."""
+
+    text: bytes
+
+
+class WireChunk(msgspec.Struct, frozen=True):
+    """A ``ChunkRef`` or, with an empty path, a ``WrittenChunk``."""
+
+    index: int
+    path: bytes
+    offset: int
+    length: int
+    hash: bytes
+
+
+class WireRestore(msgspec.Struct, frozen=True):
+    """A ``RestorePlan``."""
+
+    manifest: bytes
+    n_tokens: int
+    chunks: list[WireChunk]
+
+
+class ExportCall(Record, frozen=True):
+    """An ``ExportRequest``; tokens as u32le."""
+
+    tokens: bytes
+    restores: list[WireRestore]
+    pack_path: bytes
+    pack_offset: int
+    first_block: int
+    codec: str
+    context_size_bytes: int
+
+
+class GenerateCall(Record, frozen=True):
+    """A ``GenerateRequest``; tokens as u32le."""
+
+    tokens: bytes
+    restores: list[WireRestore]
+    max_tokens: int
+
+
+class LogitsCall(Record, frozen=True):
+    """A ``LogitsRequest``; tokens as u32le."""
+
+    tokens: bytes
+    restores: list[WireRestore]
+    stops: list[int]
+    one_shot: bool
+
+
+class CancelCall(Record, frozen=True):
+    """Stop a request; its answer no longer matters."""
+
+
+class ReadyEvent(Record, frozen=True):
+    """The model is loaded."""
+
+    name: bytes
+    path: bytes
+    fingerprints: list[bytes]
+    producer: list[Any]
+    tokenizer_digest: bytes
+    template_digest: bytes
+    window_tokens: int
+    kv_bytes_per_token: int
+    weights_size_bytes: int
+    memory_budget_bytes: int
+    refusal: bytes
+
+
+class FailedEvent(Record, frozen=True):
+    """A request failed, or with id 0 the loading did."""
+
+    code: str
+    message: bytes
+    hint: bytes
+
+
+class TokensEvent(Record, frozen=True):
+    """Answer to a render or tokenize call; tokens as u32le."""
+
+    tokens: bytes
+
+
+class ProgressEvent(Record, frozen=True):
+    """A ``PrefillProgress``."""
+
+    done: int
+    total: int
+
+
+class FirstTokenEvent(Record, frozen=True):
+    """A ``FirstToken``."""
+
+    ttft_us: int
+
+
+class DeltaEvent(Record, frozen=True):
+    """A ``TextDelta``."""
+
+    text: bytes
+    token: int
+
+
+class GeneratedEvent(Record, frozen=True):
+    """A ``Generated``; tokens as u32le."""
+
+    text: bytes
+    tokens: bytes
+    finish_reason: str
+    ttft_us: int
+    restored_tokens: int
+    prefilled_tokens: int
+    restore_us: int
+    prefill_us: int
+
+
+class ExportedEvent(Record, frozen=True):
+    """An ``Exported``."""
+
+    chunks: list[WireChunk]
+    restored_tokens: int
+    prefilled_tokens: int
+    restore_us: int
+    prefill_us: int
+
+
+class LogitsEvent(Record, frozen=True):
+    """A ``Logits``."""
+
+    values: bytes
+    positions: list[int]
+
+
+CALLS: tuple[type[Record], ...] = (RenderCall, TokenizeCall, ExportCall, GenerateCall, LogitsCall, CancelCall)
+EVENTS: tuple[type[Record], ...] = (
+    ReadyEvent,
+    FailedEvent,
+    TokensEvent,
+    ProgressEvent,
+    FirstTokenEvent,
+    DeltaEvent,
+    GeneratedEvent,
+    ExportedEvent,
+    LogitsEvent,
+)
+FINAL_EVENTS = (FailedEvent, TokensEvent, GeneratedEvent, ExportedEvent, LogitsEvent)
+"""Events after which a request is over."""
+_TYPES: tuple[type[Record], ...] = (*CALLS, *EVENTS)
+_NUMBERS = {record: number for number, record in enumerate(_TYPES)}
+
+
+def encode_frame(record: Record) -> bytes:
+    """A whole frame, header included.
+
+    Raises:
+        EngineError: the record exceeds the frame limit.
+    """
+    body = cbor.encode_struct(record)
+    if len(body) > MAX_FRAME_BYTES:
+        raise EngineError(f"a request to the engine takes at most {MAX_FRAME_BYTES} bytes, this one {len(body)}")
+    return HEADER.pack(len(body), _NUMBERS[type(record)]) + body
+
+
+class FrameBuffer:
+    """Cuts a byte stream into records."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Record]:
+        """Adds bytes; returns the records now complete.
+
+        Raises:
+            MalformedError: the stream is not frames of this build.
+        """
+        self._buffer += data
+        records: list[Record] = []
+        while len(self._buffer) >= HEADER.size:
+            length, number = HEADER.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES or number >= len(_TYPES):
+                raise MalformedError(f"engine frame: length {length}, record type {number}")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            body = bytes(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            records.append(cbor.decode_as(_TYPES[number], body, max_bytes=MAX_FRAME_BYTES, what="engine frame"))
+        return records
+
+
+def text_bytes(text: str) -> bytes:
+    """Free text, also text that came from undecodable file names."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def bytes_text(data: bytes) -> str:
+    """The reverse of ``text_bytes``."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def error_event(request_id: int, error: Exception) -> FailedEvent:
+    """An exception as an event; one raised on purpose keeps its code and hint."""
+    if isinstance(error, KvnetError):
+        return FailedEvent(request_id, error.code, text_bytes(error.message), text_bytes(error.hint))
+    # Foreign messages may quote what they choked on; only the kind of failure crosses.
+    kind = f"{type(error).__module__}.{type(error).__name__}"
+    return FailedEvent(request_id, EngineError.code, text_bytes(f"the engine failed: {kind}"), b"")
+
+
+def raised_error(event: FailedEvent) -> KvnetError:
+    """The exception an event stands for."""
+    kind = _error_classes().get(event.code, EngineError)
+    return kind(bytes_text(event.message), hint=bytes_text(event.hint))
+
+
+def _error_classes() -> dict[str, type[KvnetError]]:
+    found: dict[str, type[KvnetError]] = {}
+    pending: list[type[KvnetError]] = [KvnetError]
+    while pending:
+        kind = pending.pop()
+        found[kind.code] = kind
+        pending += kind.__subclasses__()
+    return found
+
+
+def wire_restores(plan: RestorePlan | None) -> list[WireRestore]:
+    """An optional restore plan as a list of none or one."""
+    if plan is None:
+        return []
+    chunks = [WireChunk(c.index, text_bytes(str(c.path)), c.offset, c.length_bytes, bytes(c.hash)) for c in plan.chunks]
+    return [WireRestore(plan.manifest, plan.n_tokens, chunks)]
+
+
+def restore_plan(restores: Sequence[WireRestore]) -> RestorePlan | None:
+    """The reverse of ``wire_restores``."""
+    if not restores:
+        return None
+    wire = restores[0]
+    chunks = tuple(
+        ChunkRef(c.index, Path(bytes_text(c.path)), c.offset, c.length, ChunkHash(c.hash)) for c in wire.chunks
+    )
+    return RestorePlan(wire.manifest, wire.n_tokens, chunks)
+
+
+def wire_chunks(chunks: Sequence[WrittenChunk]) -> list[WireChunk]:
+    """Written chunks; their path is the caller's own."""
+    return [WireChunk(c.index, b"", c.offset, c.length_bytes, bytes(c.hash)) for c in chunks]
+
+
+def written_chunks(chunks: Sequence[WireChunk]) -> tuple[WrittenChunk, ...]:
+    """The reverse of ``wire_chunks``."""
+    return tuple(WrittenChunk(c.index, c.offset, c.length, ChunkHash(c.hash)) for c in chunks)
+
+
+def ready_event(info: ModelInfo) -> ReadyEvent:
+    """The loaded model as an event."""
+    made = info.producer
+    return ReadyEvent(
+        id=0,
+        name=text_bytes(info.name),
+        path=text_bytes(str(info.path)),
+        fingerprints=[info.fingerprint.encode()] if info.fingerprint is not None else [],
+        producer=[*(text_bytes(t) for t in (made.runtime, made.versions, made.device, made.system)), made.prefill_step],
+        tokenizer_digest=info.tokenizer_digest,
+        template_digest=info.template_digest,
+        window_tokens=info.window_tokens,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        weights_size_bytes=info.weights_size_bytes,
+        memory_budget_bytes=info.memory_budget_bytes,
+        refusal=text_bytes(info.refusal),
+    )
+
+
+def model_info(event: ReadyEvent) -> ModelInfo:
+    """The reverse of ``ready_event``."""
+    runtime, versions, device, system = (bytes_text(text) for text in event.producer[:4])
+    return ModelInfo(
+        name=bytes_text(event.name),
+        path=Path(bytes_text(event.path)),
+        fingerprint=decode_fingerprint(event.fingerprints[0]) if event.fingerprints else None,
+        producer=Producer(
+            runtime=runtime, versions=versions, device=device, system=system, prefill_step=event.producer[4]
+        ),
+        tokenizer_digest=event.tokenizer_digest,
+        template_digest=event.template_digest,
+        window_tokens=event.window_tokens,
+        kv_bytes_per_token=event.kv_bytes_per_token,
+        weights_size_bytes=event.weights_size_bytes,
+        memory_budget_bytes=event.memory_budget_bytes,
+        shareable=not event.refusal,
+        refusal=bytes_text(event.refusal),
+    )

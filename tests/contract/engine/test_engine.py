@@ -1,0 +1,182 @@
+"""What every engine does: the real one and the toy one pass the same suite."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from kvnet.format.codecs import Codec
+from kvnet.format.hashes import blake3_hash
+from kvnet.format.prefix import common_prefix
+
+from kvnet.engine.client import open_engine
+from kvnet.engine.interface import (
+    Engine,
+    Exported,
+    ExportRequest,
+    FirstToken,
+    Generated,
+    GenerateRequest,
+    LogitsRequest,
+    PrefillProgress,
+    TextDelta,
+)
+from kvnet.engine.scratch import new_pack, scratch_restore
+from kvnet.engine.selftest import last, run_selftest
+from kvnet.engine.toy import open_toy_engine
+from kvnet.errors import CompatibilityError, EngineError, IntegrityError, OverBudgetError
+from tests.mlx import tinymodels
+from tests.mlx.requests import cut, export, generate, made_up_tokens
+
+KINDS = [pytest.param("toy"), pytest.param("mlx", marks=pytest.mark.mlx)]
+OPENERS = {"toy": open_toy_engine, "mlx": open_engine}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(kind: str, tmp_path: Path) -> Path:
+    return tmp_path / "model" if kind == "toy" else tinymodels.write_model(tmp_path / "model")
+
+
+@pytest.fixture
+async def engine(kind: str, model: Path, tmp_path: Path) -> AsyncIterator[Engine]:
+    async with OPENERS[kind](model, digest_cache=tmp_path / "digests", work_dir=tmp_path) as opened:
+        yield opened
+
+
+async def test_state_restored_from_an_export_gives_the_cold_answer(engine: Engine, tmp_path: Path) -> None:
+    tokens = made_up_tokens(520)
+    for codec in (Codec.RAW, Codec.SHUFFLE_ZSTD1):
+        plan = await export(engine, tokens[:515], tmp_path / f"pack-{codec.name}", codec=codec)
+        for n in (1, 256, 300, 515):
+            cold = await generate(engine, tokens)
+            warm = await generate(engine, tokens, cut(plan, n))
+            assert (warm.tokens, warm.text) == (cold.tokens, cold.text)
+            assert (warm.restored_tokens, warm.prefilled_tokens) == (n, 520 - n)
+        values = [
+            (await engine.logits(LogitsRequest(tokens, plan))).values,
+            (await engine.logits(LogitsRequest(tokens, stops=(515,)))).values,
+        ]
+        assert values[0] == values[1]
+
+
+async def test_events_come_in_order_and_the_answer_is_the_sum_of_the_deltas(engine: Engine) -> None:
+    async with aclosing(engine.generate(GenerateRequest(made_up_tokens(40), None, 12))) as events:
+        seen = [event async for event in events]
+    kinds = [type(event) for event in seen]
+    assert kinds[0] is PrefillProgress
+    assert kinds[-1] is Generated
+    assert kinds.index(FirstToken) < kinds.index(TextDelta)
+    answer = seen[-1]
+    assert isinstance(answer, Generated)
+    assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == answer.text
+    assert answer.finish_reason in {"stop", "length"}
+    assert len(answer.tokens) <= 12
+    assert (answer.finish_reason == "length") == (len(answer.tokens) == 12)
+
+
+async def test_written_tiles_lie_one_after_the_other_in_plan_order_and_match_their_hashes(
+    engine: Engine, tmp_path: Path
+) -> None:
+    tokens = made_up_tokens(300)
+    pack = new_pack(tmp_path / "pack")
+    request = ExportRequest(tokens, None, pack, 8192, context_size_bytes=10)
+    exported = await last(engine.export(request), Exported)
+    data = (tmp_path / "pack").read_bytes()
+    position = 8192
+    for chunk in exported.chunks:
+        assert chunk.offset == position
+        position += chunk.length_bytes
+        assert blake3_hash(data[chunk.offset : position]) == chunk.hash
+    # One chunk of token ids and one of context come first in the plan.
+    assert [chunk.index for chunk in exported.chunks] == list(range(2, 2 + len(exported.chunks)))
+    assert position == len(data) == 8192 + 300 * engine.info.kv_bytes_per_token
+
+
+async def test_extension_of_an_artifact_equals_its_parts(engine: Engine, tmp_path: Path) -> None:
+    tokens = made_up_tokens(600)
+    shorter = await export(engine, tokens[:300], tmp_path / "shorter")
+    whole_blocks = cut(shorter, 256)
+    request = ExportRequest(tokens[:590], whole_blocks, new_pack(tmp_path / "longer"), 0, first_block=1)
+    exported = await last(engine.export(request), Exported)
+    assert sum(chunk.length_bytes for chunk in exported.chunks) == (590 - 256) * engine.info.kv_bytes_per_token
+    earlier = [ref for ref in shorter.chunks if ref.offset < 256 * engine.info.kv_bytes_per_token]
+    longer = scratch_restore(engine.info, request, exported, earlier=earlier)
+    assert (await generate(engine, tokens, longer)).tokens == (await generate(engine, tokens)).tokens
+
+
+async def test_prompt_equal_to_the_artifact_still_gets_an_answer(engine: Engine, tmp_path: Path) -> None:
+    tokens = made_up_tokens(30)
+    plan = await export(engine, tokens, tmp_path / "pack")
+    cold = await generate(engine, tokens)
+    for _ in range(2):
+        warm = await generate(engine, tokens, plan)
+        assert warm.text
+        assert (warm.tokens, warm.restored_tokens, warm.prefilled_tokens) == (cold.tokens, 29, 1)
+    assert (await generate(engine, tokens[:1], cut(plan, 1))).tokens == (await generate(engine, tokens[:1])).tokens
+
+
+async def test_damaged_missing_or_foreign_state_is_refused_and_the_engine_goes_on(
+    engine: Engine, kind: str, tmp_path: Path
+) -> None:
+    tokens = made_up_tokens(40)
+    plan = await export(engine, tokens, tmp_path / "pack")
+    with pytest.raises(CompatibilityError, match="where it lies"):
+        await generate(engine, tokens, replace(plan, chunks=()))
+    with pytest.raises(CompatibilityError, match="1 to 40 tokens"):
+        await generate(engine, made_up_tokens(60), cut(plan, 41))
+    data = bytearray((tmp_path / "pack").read_bytes())
+    data[100] ^= 1
+    (tmp_path / "pack").write_bytes(data)
+    with pytest.raises(IntegrityError, match="does not match its hash"):
+        await generate(engine, tokens, plan)
+    other = tmp_path / "other" if kind == "toy" else tinymodels.write_model(tmp_path / "other", seed=1)
+    async with OPENERS[kind](other, digest_cache=tmp_path / "digests", work_dir=tmp_path) as stranger:
+        with pytest.raises(CompatibilityError, match="fingerprint"):
+            await generate(stranger, tokens, plan)
+    assert (await generate(engine, tokens)).text
+
+
+async def test_requests_run_together_without_touching_each_other(engine: Engine, tmp_path: Path) -> None:
+    prompts = [made_up_tokens(20 + i, seed=i) for i in range(4)]
+    alone = [(await generate(engine, prompt)).tokens for prompt in prompts]
+    together: dict[int, tuple[int, ...]] = {}
+
+    async def one(i: int) -> None:
+        together[i] = (await generate(engine, prompts[i])).tokens
+
+    async with trio.open_nursery() as nursery:
+        for i in range(4):
+            nursery.start_soon(one, i)
+        nursery.start_soon(export, engine, prompts[0], tmp_path / "pack")
+    assert [together[i] for i in range(4)] == alone
+
+
+async def test_context_is_what_renderings_with_different_questions_share(engine: Engine) -> None:
+    system = {"role": "system", "content": "A document."}
+    shared = await engine.context_tokens([system], {})
+    first, second = [await engine.render([system, {"role": "user", "content": q}], {}) for q in ("Why?", "7?")]
+    assert 0 < len(shared) <= common_prefix(first, second)
+    assert first[: len(shared)] == second[: len(shared)] == shared
+
+
+async def test_what_cannot_run_is_refused_before_it_starts(engine: Engine, kind: str, model: Path) -> None:
+    with pytest.raises(EngineError, match="at least one token"):
+        await generate(engine, [])
+    async with OPENERS[kind](
+        model, digest_cache=model.parent / "digests", work_dir=model.parent, memory_budget_bytes=400_000
+    ) as small:
+        with pytest.raises(OverBudgetError, match="memory budget is 400,000 bytes"):
+            await generate(small, made_up_tokens(3000))
+
+
+async def test_selftest_passes(kind: str, model: Path, tmp_path: Path) -> None:
+    report = await run_selftest(model, tmp_path, n_tokens=270, opener=OPENERS[kind])
+    assert report.passed
+    assert report.size_bytes == 270 * report.model.kv_bytes_per_token

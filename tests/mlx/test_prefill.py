@@ -1,0 +1,76 @@
+"""Where prefill steps end, and what the memory budget lets in."""
+
+import threading
+
+import pytest
+
+from kvnet.engine.mlx.budget import Budget
+from kvnet.engine.mlx.prefill import step_ends
+from kvnet.errors import OverBudgetError
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "stops", "expected"),
+    [
+        (0, 1, (), [1]),
+        (0, 512, (), [512]),
+        (0, 513, (), [512, 513]),
+        (300, 1100, (), [512, 1024, 1100]),
+        (512, 512, (), []),
+        (512, 1024, (), [1024]),
+        (0, 700, (300, 512, 900, 0), [300, 512, 700]),
+    ],
+)
+def test_steps_end_at_absolute_multiples_and_at_stops(
+    start: int, end: int, stops: tuple[int, ...], expected: list[int]
+) -> None:
+    assert step_ends(start, end, 512, stops) == expected
+
+
+def budget(limit_bytes: int = 10_000) -> Budget:
+    return Budget(weights_size_bytes=1000, kv_bytes_per_token=10, window_tokens=700, limit_bytes=limit_bytes)
+
+
+def test_window_counts_what_may_be_generated() -> None:
+    budget().check(600, 44)
+    with pytest.raises(OverBudgetError, match="700 tokens; the prompt has 600 and 101"):
+        budget().check(600, 101)
+
+
+def test_memory_counts_weights_and_headroom() -> None:
+    # 1,000 + (640 + 256) x 10 = 9,960.
+    budget().check(640)
+    with pytest.raises(OverBudgetError, match="645 tokens need 10,010 bytes"):
+        budget().check(645)
+
+
+def test_request_waits_until_what_runs_has_left_room() -> None:
+    room = budget()
+    assert room.acquire(400, lambda: False)
+    taken = threading.Event()
+
+    def second() -> None:
+        if room.acquire(400, lambda: False):
+            taken.set()
+
+    waiting = threading.Thread(target=second)
+    waiting.start()
+    assert not taken.is_set()
+    room.release(400)
+    waiting.join()
+    assert taken.is_set()
+
+
+def test_cancelled_request_stops_waiting() -> None:
+    room = budget()
+    assert room.acquire(400, lambda: False)
+    gave_up = threading.Event()
+    results: list[bool] = []
+    waiting = threading.Thread(target=lambda: results.append(room.acquire(400, gave_up.is_set)))
+    waiting.start()
+    gave_up.set()
+    room.wake()
+    waiting.join()
+    assert results == [False]
