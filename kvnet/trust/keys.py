@@ -128,7 +128,7 @@ def parse_publisher_text(text: str) -> bytes:
     try:
         data = base64.b32decode(body.upper())
     except (binascii.Error, ValueError) as error:
-        raise UsageError("expected only the letters a to z and the digits 2 to 7 in a publisher id", hint=hint) from error
+        raise UsageError("expected only the letters a-z and the digits 2-7 in a publisher id", hint=hint) from error
     public, checksum = data[:PUBLIC_KEY_SIZE_BYTES], data[PUBLIC_KEY_SIZE_BYTES:]
     if not hmac.compare_digest(checksum, _checksum(public)):
         raise UsageError("expected a publisher id whose checksum fits, found one with a wrong character", hint=hint)

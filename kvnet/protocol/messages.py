@@ -1,0 +1,267 @@
+"""The messages of the control stream and of the chunk streams, one strict union each.
+
+A message is one CBOR map in the strict profile of the format, with its name under ``type``. Unknown messages, unknown
+fields and values outside the stated bounds are protocol violations: the protocol grows by versions and capabilities,
+not by what a peer happens to ignore. See ``docs/protocol.md`` for the same in CDDL.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+
+from kvnet.errors import MalformedError, ProtocolViolationError
+from kvnet.format import cbor, limits
+from kvnet.protocol.framing import MAX_FRAME_BYTES
+
+PROTOCOL_VERSION = 1
+
+MAX_VERSIONS = 8
+MAX_CAPABILITIES = 32
+MAX_CAPABILITY_LENGTH = 64
+MAX_AGENT_LENGTH = 128
+MAX_SLOT = 7
+"""A proof has 8 entries, so a session has slots 0 to 7."""
+MAX_LOOKUP_KEYS = 4096
+"""One key a block: a prompt of a million tokens."""
+MAX_MATCHES = 8
+MAX_CHUNKS_PER_REQUEST = 256
+MAX_REASON_LENGTH = 32
+
+Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+RequestId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
+ChunkIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Word = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=MAX_CAPABILITY_LENGTH, pattern=r"\A[a-z0-9][a-z0-9._+/-]*\Z")
+]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REASON_LENGTH, pattern=r"\A[a-z_]+\Z")]
+
+
+class Capability(StrEnum):
+    """What a peer can do beyond the handshake; a peer ignores those it does not know."""
+
+    SERVE = "serve"
+    """Answers lookups and serves manifests, chunk lists and chunks."""
+
+
+class RefusalReason(StrEnum):
+    """Why a request is not granted; a peer treats one it does not know like ``busy``."""
+
+    UNKNOWN = "unknown"
+    """Nothing of that name in a namespace both are in. One reason for: no such slot, a slot that is not proven, no such
+    artifact; whoever lacks the namespace cannot tell them apart."""
+    NOT_HELD = "not_held"
+    """The artifact is known, that part of it is not held here."""
+    BUSY = "busy"
+    """Too many requests of this peer at once or in this second; ask again later or elsewhere."""
+    NOT_SERVING = "not_serving"
+    """This peer serves nothing now."""
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    """Base of all messages."""
+
+
+# --- handshake ------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of each side.
+
+    Attributes:
+        versions: protocol versions the sender speaks, ascending; the highest that both speak is used.
+        capabilities: what the sender can do.
+        agent: program and version in words, for people; never acted on.
+    """
+
+    versions: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, lt=2**16)], ...], msgspec.Meta(min_length=1, max_length=MAX_VERSIONS)
+    ]
+    capabilities: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_CAPABILITIES)]
+    agent: Annotated[str, msgspec.Meta(max_length=MAX_AGENT_LENGTH)]
+
+
+class Challenge(_Message, frozen=True, tag="challenge"):
+    """Second message of each side: the nonce the peer's proof must cover."""
+
+    nonce: Bytes32
+
+
+class Proof(_Message, frozen=True, tag="proof"):
+    """Third message of each side: its proof of membership, see `kvnet.protocol.membership`."""
+
+    entries: Annotated[tuple[Bytes32, ...], msgspec.Meta(min_length=8, max_length=8)]
+
+
+# --- requests and replies -------------------------------------------------------------------------------------
+
+
+class Lookup(_Message, frozen=True, tag="lookup"):
+    """Which of these prefixes do you have? Keys are lookup-keyed prefix keys, the deepest first."""
+
+    request_id: RequestId
+    slot: Slot
+    keys: Annotated[tuple[Bytes32, ...], msgspec.Meta(min_length=1, max_length=MAX_LOOKUP_KEYS)]
+
+
+class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One artifact that continues one of the keys asked for: a claim until its signed manifest says so.
+
+    Attributes:
+        key_index: which of the keys, the deepest that fits.
+        artifact: the artifact hash under the lookup secret.
+        n_tokens: of the whole artifact.
+        codec: text of its codec.
+        size_bytes: of all its chunks.
+    """
+
+    key_index: Annotated[int, msgspec.Meta(ge=0, lt=MAX_LOOKUP_KEYS)]
+    artifact: Bytes32
+    n_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+    codec: Word
+    size_bytes: Count
+
+
+class LookupReply(_Message, frozen=True, tag="lookup_reply"):
+    """The best matches, the deepest first; empty when there is none."""
+
+    request_id: RequestId
+    matches: Annotated[tuple[Match, ...], msgspec.Meta(max_length=MAX_MATCHES)]
+
+
+class GetManifest(_Message, frozen=True, tag="get_manifest"):
+    """Send the signed manifest of an artifact."""
+
+    request_id: RequestId
+    slot: Slot
+    artifact: Bytes32
+
+
+class ManifestReply(_Message, frozen=True, tag="manifest_reply"):
+    """The envelope, unchanged."""
+
+    request_id: RequestId
+    envelope: Annotated[bytes, msgspec.Meta(min_length=1, max_length=limits.MAX_ENVELOPE_BYTES)]
+
+
+class GetChunkList(_Message, frozen=True, tag="get_chunk_list"):
+    """Send one page of an artifact's chunk list."""
+
+    request_id: RequestId
+    slot: Slot
+    artifact: Bytes32
+    page: Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+
+
+class ChunkListReply(_Message, frozen=True, tag="chunk_list_reply"):
+    """The page, unchanged."""
+
+    request_id: RequestId
+    page: Annotated[bytes, msgspec.Meta(min_length=1, max_length=limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES)]
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The answer to a request that is not granted; `reason` is a `RefusalReason` or one of a later version."""
+
+    request_id: RequestId
+    reason: Reason
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    """Are you there?"""
+
+    request_id: RequestId
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    """Answer to `Ping`."""
+
+    request_id: RequestId
+
+
+# --- chunk streams --------------------------------------------------------------------------------------------
+
+
+class GetChunks(_Message, frozen=True, tag="get_chunks"):
+    """Send these chunks of an artifact, in this order, on this stream.
+
+    Attributes:
+        session: id of a control session of the same two peers; the slot is one of that session.
+        slot: the namespace that authorises.
+        artifact: the artifact hash under the lookup secret.
+        indices: in the chunk plan, each once.
+    """
+
+    session: SessionId
+    slot: Slot
+    artifact: Bytes32
+    indices: Annotated[tuple[ChunkIndex, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS_PER_REQUEST)]
+
+
+class ChunkHeader(_Message, frozen=True, tag="chunk"):
+    """The chunk of this index follows: `length_bytes` raw bytes after this frame."""
+
+    index: ChunkIndex
+    length_bytes: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_CHUNK_BYTES)]
+
+
+class ChunkRefused(_Message, frozen=True, tag="chunk_refused"):
+    """The chunk of this index does not follow."""
+
+    index: ChunkIndex
+    reason: Reason
+
+
+Handshake = Hello | Challenge | Proof
+Request = Lookup | GetManifest | GetChunkList | Ping
+Reply = LookupReply | ManifestReply | ChunkListReply | Refused | Pong
+Message = Handshake | Request | Reply
+ChunkAnswer = ChunkHeader | ChunkRefused
+
+
+def encode_message(message: Message | GetChunks | ChunkAnswer) -> bytes:
+    """The body of a frame."""
+    return cbor.encode_struct(message)
+
+
+def decode_message(body: bytes) -> Message:
+    """A message of the control stream.
+
+    Raises:
+        ProtocolViolationError: anything else.
+    """
+    message: Message = _decode(Message, body, "control message")
+    return message
+
+
+def decode_chunk_request(body: bytes) -> GetChunks:
+    """The only message a peer that opened a chunk stream sends on it.
+
+    Raises:
+        ProtocolViolationError: anything else.
+    """
+    request: GetChunks = _decode(GetChunks, body, "chunk request")
+    if len(set(request.indices)) != len(request.indices):
+        raise ProtocolViolationError("expected each chunk index once in a chunk request, found one twice")
+    return request
+
+
+def decode_chunk_answer(body: bytes) -> ChunkAnswer:
+    """What comes back on a chunk stream, before the raw bytes.
+
+    Raises:
+        ProtocolViolationError: anything else.
+    """
+    answer: ChunkAnswer = _decode(ChunkAnswer, body, "chunk answer")
+    return answer
+
+
+def _decode(kind: Any, body: bytes, what: str) -> Any:
+    try:
+        return cbor.decode_as(kind, body, max_bytes=MAX_FRAME_BYTES, what=what)
+    except MalformedError as error:
+        # The reason may quote what the peer sent: cut it and escape it.
+        raise ProtocolViolationError(f"expected a {what}: {str(error)[:200]!a}") from error

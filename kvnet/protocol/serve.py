@@ -1,0 +1,359 @@
+"""Serve: what a peer gets for a request, decided from what it has proved, what is held, and what it has had already.
+
+A request is authorised by the namespace of the artifact it names, which both sides have proved in this session, and
+never by a hash alone. A peer that has not proved the namespace gets the same answers, byte for byte, as one that asks
+for something nobody has: an empty lookup reply, or ``unknown``.
+
+The machine decides; its driver reads the store and sends. Every plan that is not a refusal counts as a request in
+flight until the driver calls `finished`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvnet.format.chunks import ChunkEntry
+from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
+from kvnet.format.manifest import Manifest
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import (
+    MAX_MATCHES,
+    ChunkListReply,
+    GetChunkList,
+    GetChunks,
+    GetManifest,
+    Lookup,
+    LookupReply,
+    ManifestReply,
+    Match,
+    Ping,
+    Pong,
+    RefusalReason,
+    Refused,
+    Reply,
+    Request,
+)
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
+
+
+class HeldArtifact(Protocol):
+    """An artifact this node holds, as far as serving is concerned; the store's records are such."""
+
+    @property
+    def hash(self) -> ArtifactHash:
+        """Its artifact hash."""
+
+    @property
+    def envelope(self) -> bytes:
+        """Its signed manifest."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in it."""
+
+    @property
+    def entries(self) -> Sequence[ChunkEntry]:
+        """Its chunk list."""
+
+    @property
+    def pages(self) -> Sequence[bytes]:
+        """The pages of its chunk list, as they are sent."""
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What is held in one namespace, under the names its members use on the wire."""
+
+    namespace: Namespace
+    artifacts: dict[LookupKey, HeldArtifact] = field(default_factory=dict)
+    keys: dict[LookupKey, dict[LookupKey, int]] = field(default_factory=dict)
+    keys_of: dict[LookupKey, list[LookupKey]] = field(default_factory=dict)
+
+
+class HeldTable:
+    """What this node would serve, by namespace. Prefix keys and artifact hashes are kept in their keyed form.
+
+    Args:
+        namespaces: of this node, in the order the sessions know them.
+    """
+
+    def __init__(self, namespaces: Sequence[Namespace]) -> None:
+        self._shelves = [_Shelf(namespace) for namespace in namespaces]
+        self._by_id = {shelf.namespace.id: shelf for shelf in self._shelves}
+
+    def add(self, artifact: HeldArtifact, prefix_keys: Iterable[PrefixKey]) -> bool:
+        """Offer an artifact.
+
+        Args:
+            artifact: held, complete or in part.
+            prefix_keys: its key of each block, the first block first.
+
+        Returns:
+            Whether this node is in its namespace; otherwise it is offered to nobody.
+        """
+        shelf = self._by_id.get(artifact.manifest.namespace)
+        if shelf is None:
+            return False
+        self.remove(artifact.hash)
+        name = shelf.namespace.keyed_artifact(artifact.hash)
+        shelf.artifacts[name] = artifact
+        shelf.keys_of[name] = [shelf.namespace.lookup_key(key) for key in prefix_keys]
+        for n_blocks, key in enumerate(shelf.keys_of[name], start=1):
+            shelf.keys.setdefault(key, {})[name] = n_blocks
+        return True
+
+    def remove(self, artifact: ArtifactHash) -> None:
+        """Offer an artifact no longer."""
+        for shelf in self._shelves:
+            name = shelf.namespace.keyed_artifact(artifact)
+            if shelf.artifacts.pop(name, None) is not None:
+                for key in shelf.keys_of.pop(name):
+                    holders = shelf.keys[key]
+                    holders.pop(name, None)
+                    if not holders:
+                        del shelf.keys[key]
+
+    def __len__(self) -> int:
+        return sum(len(shelf.artifacts) for shelf in self._shelves)
+
+    def find(self, index: int | None, name: LookupKey) -> HeldArtifact | None:
+        """An artifact by its keyed name, in the namespace of this index; None stands for a namespace not proved."""
+        return None if index is None else self._shelves[index].artifacts.get(name)
+
+    def match(self, index: int | None, keys: Sequence[bytes]) -> list[tuple[int, LookupKey, HeldArtifact]]:
+        """Artifacts that have one of the keys, each at its deepest: (key index, keyed name, artifact)."""
+        if index is None:
+            return []
+        shelf = self._shelves[index]
+        found: dict[LookupKey, int] = {}
+        for key_index, key in enumerate(keys):
+            for name in shelf.keys.get(LookupKey(key), {}):
+                found.setdefault(name, key_index)
+        return [(key_index, name, shelf.artifacts[name]) for name, key_index in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLimits:
+    """What one peer may ask for.
+
+    Attributes:
+        requests_in_flight: control requests being answered.
+        chunk_requests_in_flight: chunk requests being answered.
+        requests_per_s: control requests, on average.
+        request_burst: control requests at once, before the average counts.
+        bytes_per_s: chunk bytes, on average; 0 for no limit.
+        burst_bytes: chunk bytes at once, before the average counts.
+    """
+
+    requests_in_flight: int = 32
+    chunk_requests_in_flight: int = 8
+    requests_per_s: float = 50.0
+    request_burst: float = 200.0
+    bytes_per_s: float = 0.0
+    burst_bytes: float = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SendReply:
+    """Answer a control request with this message."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunks:
+    """Answer a chunk request: these chunks of this artifact, in this order.
+
+    Attributes:
+        artifact: the record.
+        indices: those to read and send; the driver refuses one as ``not_held`` when the store has it no longer.
+        not_held: those to refuse at once as ``not_held``: there is no such chunk.
+    """
+
+    artifact: HeldArtifact
+    indices: tuple[int, ...]
+    not_held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseChunks:
+    """Answer a chunk request with a refusal of every chunk it names."""
+
+    indices: tuple[int, ...]
+    reason: RefusalReason
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket that may be overdrawn by one request."""
+
+    level: float
+    updated: float
+
+    def refill(self, rate: float, burst: float, now: float) -> None:
+        self.level = min(burst, self.level + rate * max(0.0, now - self.updated))
+        self.updated = now
+
+
+@dataclass(slots=True)
+class _Usage:
+    requests: _Bucket
+    bytes: _Bucket
+    in_flight: int = 0
+    chunks_in_flight: int = 0
+
+
+class ServeMachine:
+    """Decides about every request of every peer.
+
+    Args:
+        limits: what one peer may ask for.
+        serving: False refuses everything as ``not_serving`` (on battery, on a metered link).
+    """
+
+    def __init__(self, limits: ServeLimits | None = None, *, serving: bool = True) -> None:
+        self._limits = limits or ServeLimits()
+        self._usage: dict[PeerId, _Usage] = {}
+        self.serving = serving
+
+    def decide(
+        self,
+        peer: PeerId,
+        slots: Mapping[int, int],
+        request: Request,
+        table: HeldTable,
+        policy: TrustPolicy,
+        now: float,
+    ) -> SendReply:
+        """The answer to a control request.
+
+        Args:
+            peer: who asks.
+            slots: of the session it asks in: slot -> index of the namespace.
+            request: what it asks.
+            table: what is held.
+            policy: what is revoked is not served.
+            now: the time.
+        """
+        if isinstance(request, Ping):
+            return SendReply(Pong(request_id=request.request_id))
+        reason = self._admit(peer, now)
+        if reason is not None:
+            return SendReply(Refused(request_id=request.request_id, reason=reason))
+        namespace = slots.get(request.slot)
+        if isinstance(request, Lookup):
+            return SendReply(_lookup_reply(request, namespace, table, policy))
+        artifact = _find(table, namespace, request.artifact, policy)
+        if artifact is None:
+            return SendReply(Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN))
+        if isinstance(request, GetManifest):
+            return SendReply(ManifestReply(request_id=request.request_id, envelope=artifact.envelope))
+        return SendReply(_page_reply(request, artifact))
+
+    def decide_chunks(
+        self,
+        peer: PeerId,
+        slots: Mapping[int, int] | None,
+        request: GetChunks,
+        table: HeldTable,
+        policy: TrustPolicy,
+        now: float,
+    ) -> SendChunks | RefuseChunks:
+        """The answer to a chunk request; after `SendChunks` call `finished_chunks` when it is sent or given up.
+
+        Args:
+            peer: who asks.
+            slots: of the session that the request names; None when this peer has no such session.
+            request: what it asks.
+            table: what is held.
+            policy: what is revoked is not served.
+            now: the time.
+        """
+        if not self.serving:
+            return RefuseChunks(request.indices, RefusalReason.NOT_SERVING)
+        usage = self._usage_of(peer, now)
+        if usage.chunks_in_flight >= self._limits.chunk_requests_in_flight:
+            return RefuseChunks(request.indices, RefusalReason.BUSY)
+        artifact = _find(table, (slots or {}).get(request.slot), request.artifact, policy)
+        if artifact is None:
+            return RefuseChunks(request.indices, RefusalReason.UNKNOWN)
+        usage.chunks_in_flight += 1
+        held = tuple(index for index in request.indices if _exists(artifact, index))
+        return SendChunks(artifact, held, tuple(index for index in request.indices if not _exists(artifact, index)))
+
+    def finished_chunks(self, peer: PeerId) -> None:
+        """A `SendChunks` plan is done or given up."""
+        usage = self._usage.get(peer)
+        if usage is not None:
+            usage.chunks_in_flight -= 1
+
+    def delay_s(self, peer: PeerId, n_bytes: int, now: float) -> float:
+        """Seconds to wait before this many chunk bytes are sent to a peer; they count as sent.
+
+        Args:
+            peer: who gets them.
+            n_bytes: length of the chunk.
+            now: the time.
+        """
+        rate = self._limits.bytes_per_s
+        if rate <= 0:
+            return 0.0
+        bucket = self._usage_of(peer, now).bytes
+        bucket.refill(rate, self._limits.burst_bytes, now)
+        bucket.level -= n_bytes
+        return max(0.0, -bucket.level / rate)
+
+    def peer_gone(self, peer: PeerId) -> None:
+        """The last connection to a peer has ended; nothing is remembered of it."""
+        self._usage.pop(peer, None)
+
+    # --- inside ---
+
+    def _usage_of(self, peer: PeerId, now: float) -> _Usage:
+        limits = self._limits
+        return self._usage.setdefault(
+            peer, _Usage(_Bucket(limits.request_burst, now), _Bucket(limits.burst_bytes, now))
+        )
+
+    def _admit(self, peer: PeerId, now: float) -> RefusalReason | None:
+        if not self.serving:
+            return RefusalReason.NOT_SERVING
+        bucket = self._usage_of(peer, now).requests
+        bucket.refill(self._limits.requests_per_s, self._limits.request_burst, now)
+        if bucket.level < 1:
+            return RefusalReason.BUSY
+        bucket.level -= 1
+        return None
+
+
+def _find(table: HeldTable, namespace: int | None, name: bytes, policy: TrustPolicy) -> HeldArtifact | None:
+    artifact = table.find(namespace, LookupKey(name))
+    return artifact if artifact is not None and policy.may_serve(artifact.manifest) else None
+
+
+def _exists(artifact: HeldArtifact, index: int) -> bool:
+    return index < len(artifact.entries) and artifact.entries[index].length_bytes > 0
+
+
+def _lookup_reply(request: Lookup, namespace: int | None, table: HeldTable, policy: TrustPolicy) -> LookupReply:
+    found = [match for match in table.match(namespace, request.keys) if policy.may_serve(match[2].manifest)]
+    # The deepest first; at one depth the newest, as it is the likeliest to be looked for again.
+    found.sort(key=lambda match: (match[0], -match[2].manifest.created, match[1]))
+    matches = tuple(
+        Match(
+            key_index=key_index,
+            artifact=name,
+            n_tokens=artifact.manifest.n_tokens,
+            codec=artifact.manifest.codec.value,
+            size_bytes=artifact.manifest.total_size_bytes,
+        )
+        for key_index, name, artifact in found[:MAX_MATCHES]
+    )
+    return LookupReply(request_id=request.request_id, matches=matches)
+
+
+def _page_reply(request: GetChunkList, artifact: HeldArtifact) -> Reply:
+    if request.page >= len(artifact.pages):
+        return Refused(request_id=request.request_id, reason=RefusalReason.NOT_HELD)
+    return ChunkListReply(request_id=request.request_id, page=artifact.pages[request.page])
