@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 import trio
@@ -149,3 +150,14 @@ async def test_nothing_fills_a_queue_that_nobody_reads(start_node: StartNode) ->
     a = await start_node("a")
     assert a._host is not None
     assert a._host.get_metrics_recv_channel() is None
+
+
+def test_where_proc_is_missing_lsof_names_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lsof = tmp_path / "lsof"
+    lsof.write_text('#!/bin/sh\ncase "$*" in *iTCP:5864*LISTEN*) printf "p123\\ncPython\\nf7\\n" ;; esac\n')
+    lsof.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ports._owner_from_lsof(5864) == "Python (process 123)"
+    assert ports._owner_from_lsof(5865) is None
+    lsof.unlink()
+    assert ports._owner_from_lsof(5864) is None
