@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvnet.errors import UsageError
 
@@ -18,7 +19,7 @@ class GlobalFlags:
     color: bool = True
 
 
-_SWITCHES = {
+_SWITCHES: dict[str, dict[str, Any]] = {
     "--json": {"json": True},
     "--quiet": {"quiet": True},
     "--verbose": {"verbose": True},
@@ -34,7 +35,8 @@ def split_global_flags(arguments: Sequence[str]) -> tuple[GlobalFlags, list[str]
     Raises:
         UsageError: ``--data-dir`` without a value.
     """
-    flags, rest = GlobalFlags(), []
+    flags = GlobalFlags()
+    rest: list[str] = []
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)

@@ -31,6 +31,8 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A chat with a long history fits; a runaway length does not."""
 CONTROL_VERSION = 1
 MAX_CONNECTIONS = 64
+SEND_LIMIT_S = 10.0
+"""An asker that does not read its events for this long has gone away."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -260,7 +262,7 @@ async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes,
 
 async def _send_events(stream: trio.SocketStream, outbox: EventOutbox) -> None:
     # Shielded: half a frame would make the rest of the stream unreadable. A reader that stopped is bounded by time.
-    with trio.move_on_after(10, shield=True) as scope:
+    with trio.CancelScope(deadline=trio.current_time() + SEND_LIMIT_S, shield=True) as scope:
         for event in outbox.take():
             await send_frame(stream, Reply(event=msgspec.Raw(msgspec.json.encode(event))))
     if scope.cancelled_caught:
@@ -283,7 +285,7 @@ def _check_version(call: Call) -> None:
 async def connect_control(path: Path) -> trio.SocketStream | None:
     """A connection to the node listening there; None when nobody does."""
     try:
-        return await trio.open_unix_socket(path)
+        return await trio.open_unix_socket(os.fspath(path))
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
 

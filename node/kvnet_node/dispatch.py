@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
-from kvnet.store.lock import DataDirLock
 
 from kvnet.errors import DataDirLockedError
+from kvnet.store.lock import DataDirLock
 from kvnet_node.control import NodeGoneError, call_node, connect_control
 from kvnet_node.events import Event
 from kvnet_node.operations.registry import Operation, operation

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from kvnet.format.hashes import NamespaceId
 
 from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.format.hashes import NamespaceId
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import TrustPolicy

@@ -6,8 +6,8 @@ be computed again.
 """
 
 import os
+import platform
 import plistlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,8 +142,10 @@ def exclude_from_time_machine(directory: Path) -> bool:
     Returns:
         Whether the mark was set.
     """
-    if sys.platform != "darwin":
-        return False
+    return _set_attribute(directory) if platform.system() == "Darwin" else False
+
+
+def _set_attribute(directory: Path) -> bool:
     import ctypes
 
     value = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 import trio
-from kvnet.store.lock import DataDirLock
 
 import kvnet
 from kvnet.errors import KvnetError, UsageError
+from kvnet.store.lock import DataDirLock
 from kvnet_node.control import OnEvent, control_socket, serve_control
 from kvnet_node.failures import leaf_of
 from kvnet_node.logs import configure_logs

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import trio
-from kvnet.store.names import NameBook
-from kvnet.store.store import Store
 
 from kvnet.engine.client import open_engine
 from kvnet.exchange.lane import ThreadLane
 from kvnet.network.interface import Network
 from kvnet.protocol.ids import peer_text
+from kvnet.store.names import NameBook
+from kvnet.store.store import Store
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
 
 if TYPE_CHECKING:
-
     from kvnet_node.invocation import Settings
     from kvnet_node.operations.requests import PeerEntry
 

@@ -16,9 +16,7 @@ async def selftest(context: OperationContext, request: SelftestRequest) -> Selft
     services = context.services
     model = await services.engines.choose(request.model)
     work_dir = services.engines.prepare_work_dir()
-    report = await run_selftest(
-        model.path, work_dir, digest_cache=services.engines.digest_cache, progress=context.note
-    )
+    report = await run_selftest(model.path, work_dir, digest_cache=services.engines.digest_cache, progress=context.note)
     if report.passed:
         _remember(context, model.name)
     return SelftestResult(
