@@ -1,0 +1,105 @@
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvnet.engine.toy import open_toy_engine
+from kvnet.errors import UnknownModelError
+from kvnet_node.config import load_config
+from kvnet_node.engines import EngineShelf
+from kvnet_node.paths import DataPaths
+
+
+def make_model(directory: Path, name: str) -> Path:
+    """A folder that looks like a model; nobody loads it, the toy engine is its name."""
+    folder = directory / "models" / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": 512, "torch_dtype": "float32",
+            }
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return folder
+
+
+@asynccontextmanager
+async def shelf(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str] | None = None
+) -> AsyncIterator[EngineShelf]:
+    monkeypatch.setenv("HOME", str(data_dir))
+    monkeypatch.setenv("HF_HOME", str(data_dir / "hf"))
+    config = load_config(data_dir, environment=environment or {})
+    engines = EngineShelf(config, DataPaths(data_dir), open_toy_engine)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engines.run)
+        yield engines
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_only_shareable_model_needs_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "only")
+    async with shelf(tmp_path, monkeypatch) as engines, engines.use(None) as engine:
+        assert engine.info.name == "only"
+        assert engines.loaded() == ["only"]
+
+
+async def test_of_several_models_the_default_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "one")
+    make_model(tmp_path, "two")
+    async with shelf(tmp_path, monkeypatch) as engines:
+        with pytest.raises(UnknownModelError) as raised:
+            await engines.choose(None)
+        assert "one" in raised.value.hint
+        assert "two" in raised.value.hint
+    async with shelf(tmp_path, monkeypatch, {"KVNET_MODEL_DEFAULT": "two"}) as engines, engines.use(None) as engine:
+        assert engine.info.name == "two"
+
+
+async def test_an_engine_stays_loaded_for_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "only")
+    async with shelf(tmp_path, monkeypatch) as engines:
+        async with engines.use("only") as first:
+            pass
+        async with engines.use(None) as second:
+            assert second is first
+
+
+async def test_an_idle_engine_makes_room_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "one")
+    make_model(tmp_path, "two")
+    async with shelf(tmp_path, monkeypatch) as engines:
+        async with engines.use("one"):
+            pass
+        async with engines.use("two"):
+            assert engines.loaded() == ["two"]
+
+
+async def test_an_engine_in_use_is_never_ended_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "one")
+    make_model(tmp_path, "two")
+    async with shelf(tmp_path, monkeypatch) as engines, engines.use("one"), engines.use("two"):
+        assert engines.loaded() == ["one", "two"]
+
+
+async def test_requests_for_one_model_share_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "only")
+    got: list[object] = []
+
+    async def use(engines: EngineShelf) -> None:
+        async with engines.use(None) as engine:
+            got.append(engine)
+
+    async with shelf(tmp_path, monkeypatch) as engines:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(use, engines)
+        assert len({id(engine) for engine in got}) == 1
