@@ -325,7 +325,8 @@ class FetchMachine:
             if now >= active.last_byte + self._idle_s(active):
                 instructions += self._drop(active, DropReason.SILENT, now)
             elif now >= active.window_begun + self._limits.rate_window_s:
-                if active.window_bytes < self._limits.min_rate_bytes_s * (now - active.window_begun):
+                # No byte at all is silence, for which there is more patience when nobody else can be asked.
+                if 0 < active.window_bytes < self._limits.min_rate_bytes_s * (now - active.window_begun):
                     instructions += self._drop(active, DropReason.SLOW, now)
                 else:
                     active.window_begun, active.window_bytes = now, 0
