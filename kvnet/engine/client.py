@@ -195,7 +195,7 @@ class _Child:
                 self._pending.pop(record.id).close()
 
     async def _end(self) -> None:
-        with trio.move_on_after(GRACE_S, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + GRACE_S, shield=True):
             await self._stream.aclose()
             await self.process.wait()
         if self.process.returncode is None:
@@ -368,8 +368,12 @@ class EngineClient(Engine):
         return await self._tokens(self._render_call(messages, template_inputs, cut=True))
 
     def _render_call(self, messages: Sequence[JsonObject], inputs: JsonObject, *, cut: bool) -> RenderCall:
-        encoded = [json.dumps(value).encode() for value in ([dict(m) for m in messages], dict(inputs))]
-        return RenderCall(next(self._ids), *encoded, cut=cut)
+        return RenderCall(
+            id=next(self._ids),
+            messages=json.dumps([dict(message) for message in messages]).encode(),
+            inputs=json.dumps(dict(inputs)).encode(),
+            cut=cut,
+        )
 
     async def tokenize(self, text: str) -> list[int]:
         """See ``Engine.tokenize``."""

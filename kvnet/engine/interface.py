@@ -19,7 +19,7 @@ JsonObject = Mapping[str, Any]
 """A chat message or a set of template inputs: whatever JSON holds."""
 
 FROZEN_MOMENT = "strftime_now"
-"""Template input that holds an ISO 8601 moment and fixes what a template's ``strftime_now`` returns."""
+"""Template input: an ISO 8601 moment at which a template's ``strftime_now`` stands still."""
 
 
 @dataclass(frozen=True, slots=True)

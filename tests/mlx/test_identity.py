@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvnet.engine.client import EngineClient
+from kvnet.engine.interface import ModelInfo
 from kvnet.errors import EngineError
 from tests.mlx import tinymodels
 from tests.mlx.conftest import Opener
@@ -16,15 +16,15 @@ from tests.mlx.conftest import Opener
 pytestmark = pytest.mark.mlx
 
 
-async def info_of(opener: Opener, model: Path, **options: Path):  # type: ignore[no-untyped-def]
-    async with opener(model, **options) as engine:
-        assert isinstance(engine, EngineClient)
+async def info_of(opener: Opener, model: Path, *, digest_cache: Path | None = None) -> ModelInfo:
+    async with opener(model, digest_cache=digest_cache) as engine:
         return engine.info
 
 
 async def test_fingerprint_follows_what_changes_the_state_and_nothing_else(opener: Opener, tmp_path: Path) -> None:
     first = tinymodels.write_model(tmp_path / "m1", shards=1)
     original = await info_of(opener, first)
+    assert original.fingerprint is not None
 
     # Other path, inode, times, shard files and their order.
     moved = tinymodels.write_model(tmp_path / "elsewhere" / "m3", shards=3)
@@ -42,6 +42,7 @@ async def test_fingerprint_follows_what_changes_the_state_and_nothing_else(opene
     weights.write_bytes(data)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     other = await info_of(opener, changed)
+    assert other.fingerprint is not None
     assert other.fingerprint != original.fingerprint
     assert other.fingerprint.weights != original.fingerprint.weights
 
@@ -51,6 +52,7 @@ async def test_fingerprint_follows_what_changes_the_state_and_nothing_else(opene
     config["rope_scaling"] = {"type": "linear", "factor": 2.0}
     (scaled / "config.json").write_text(json.dumps(config))
     rotated = await info_of(opener, scaled)
+    assert rotated.fingerprint is not None
     assert rotated.fingerprint.weights == original.fingerprint.weights
     assert rotated.fingerprint.config != original.fingerprint.config
 

@@ -102,7 +102,8 @@ def rows_of(cache: Any, first_token: int, n_tokens: int) -> tuple[Rows, Rows]:
 def _view(array: mx.array) -> NDArray[Any]:
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
-    return np.asarray(memoryview(array))
+    exporter: Any = array  # arrays fulfil the buffer protocol; the stubs do not say so
+    return np.asarray(memoryview(exporter))
 
 
 class CacheBuilder:

@@ -117,7 +117,7 @@ class DecodeThread:
             [generation.tokens[:-1]],
             [_greedy],
             _greedy,
-            [()],
+            [[]],
             [self._stop],
             [generation.max_tokens],
         )

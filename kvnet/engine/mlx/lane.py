@@ -162,7 +162,8 @@ class Runner:
                     stops=asked.stops,
                 )
             positions = [int(getattr(cache, "offset", 0)) for cache in state.caches]
-            values = np.asarray(memoryview(last_logits(self._model, state.caches, tail)))
+            logits: Any = last_logits(self._model, state.caches, tail)
+            values = np.asarray(memoryview(logits))
         finally:
             release()
         request.send(LogitsEvent(request.id, values.astype("<f4").tobytes(), positions))

@@ -75,7 +75,7 @@ def load_folder(
             template_digest=digest_template(tokenizer.chat_template),
             window_tokens=window_of(config),
             kv_bytes_per_token=layers.bytes_per_token if layers else 0,
-            weights_size_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+            weights_size_bytes=_size_of(model),
             memory_budget_bytes=memory_budget_bytes or runtime.total_memory_bytes(),
             shareable=layers is not None,
             refusal=refusal,
@@ -96,6 +96,11 @@ def _load(folder: Path) -> tuple[Any, Any]:
             hint="kvnet model list shows the models kvnet can load",
         ) from error
     return model, tokenizer
+
+
+def _size_of(model: Any) -> int:
+    tensors: Any = tree_flatten(model.parameters())
+    return sum(int(array.nbytes) for _, array in tensors)
 
 
 def _layers_of(model: Any) -> tuple[LayerLayout | None, str]:

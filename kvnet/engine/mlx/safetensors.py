@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -61,14 +62,14 @@ def read_header(path: Path) -> list[TensorSlice]:
         raise EngineError(f"{path.name}: not a safetensors file ({error})") from error
 
 
-def _slices(header: dict[str, dict[str, object]], base: int, size_bytes: int, path: Path) -> Iterator[TensorSlice]:
+def _slices(header: dict[str, dict[str, Any]], base: int, size_bytes: int, path: Path) -> Iterator[TensorSlice]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        start, end = entry["data_offsets"]  # type: ignore[misc]
+        start, end = entry["data_offsets"]
         if not 0 <= start <= end <= size_bytes - base:
             raise EngineError(f"{path.name}: tensor {name!r} reaches beyond the end of the file")
-        shape = tuple(int(extent) for extent in entry["shape"])  # type: ignore[attr-defined]
+        shape = tuple(int(extent) for extent in entry["shape"])
         yield TensorSlice(name, str(entry["dtype"]), shape, base + start, base + end)
 
 

@@ -3,7 +3,9 @@
 Everything is tokenized once, as a whole; tokens of two tokenizations are never put together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -28,6 +30,7 @@ _RESERVED = frozenset(
         "documents",
         "max_length",
         "messages",
+        "sanitize_control_tokens",
         "padding",
         "processor_kwargs",
         "raise_exception",
@@ -41,6 +44,8 @@ _RESERVED = frozenset(
     }
 )
 _MAX_TEMPLATE_WORDS = 200
+_DATE_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>[^'"\\]*)(?P=quote)\s*\)""")
+_ANY_DATE_CALL = re.compile(r"strftime_now\s*\(")
 
 
 class PromptText:
@@ -94,6 +99,13 @@ class PromptText:
         except EngineError:
             return False
 
+    @cached_property
+    def _template_text(self) -> str:
+        """The template's text; empty for one that is a program of mlx-lm's."""
+        if self._tokenizer.chat_template is None:
+            return ""
+        return str(self._tokenizer.get_chat_template())
+
     def _fitted(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         if self.has_system_role or not any(message["role"] == "system" for message in messages):
             return messages
@@ -114,9 +126,12 @@ class PromptText:
             raise EngineError(
                 "the model has no chat template", hint="use an instruction-tuned model, or a plain prompt"
             )
+        arguments = template_arguments(inputs)
+        if (moment := arguments.pop(FROZEN_MOMENT, None)) and (template := self._template_text):
+            arguments["chat_template"] = freeze_dates(template, moment)
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=tokenize, add_generation_prompt=answer, **template_arguments(inputs)
+                messages, tokenize=tokenize, add_generation_prompt=answer, **arguments
             )
         except TemplateError as error:
             words = (error.message or "")[:_MAX_TEMPLATE_WORDS]
@@ -128,7 +143,7 @@ class PromptText:
 
 
 def template_arguments(inputs: JsonObject) -> dict[str, Any]:
-    """Template inputs as the template gets them; a frozen moment becomes a ``strftime_now`` that always returns it.
+    """Template inputs as arguments of the rendering; a frozen moment becomes a ``datetime``.
 
     Raises:
         EngineError: an input would reach the rendering itself, or the moment is not ISO 8601.
@@ -138,15 +153,25 @@ def template_arguments(inputs: JsonObject) -> dict[str, Any]:
         if name in _RESERVED or not str(name).isidentifier():
             raise EngineError(f"template input {str(name)[:40]!r} is not allowed")
     if FROZEN_MOMENT in arguments:
-        arguments[FROZEN_MOMENT] = _frozen_clock(arguments[FROZEN_MOMENT])
+        try:
+            arguments[FROZEN_MOMENT] = datetime.fromisoformat(arguments[FROZEN_MOMENT])
+        except (TypeError, ValueError):
+            raise EngineError(f"template input {FROZEN_MOMENT!r}: expected an ISO 8601 moment") from None
     return arguments
 
 
-def _frozen_clock(moment: Any) -> Callable[[str], str]:
-    try:
-        return datetime.fromisoformat(moment).strftime
-    except (TypeError, ValueError):
-        raise EngineError(f"template input {FROZEN_MOMENT!r}: expected an ISO 8601 moment") from None
+def freeze_dates(template: str, moment: datetime) -> str:
+    """The template with every ``strftime_now("format")`` replaced by what it returns at ``moment``.
+
+    The rendering takes plain data only, so a clock cannot be passed in.
+
+    Raises:
+        EngineError: the template computes the format, so that its dates cannot be fixed.
+    """
+    frozen = _DATE_CALL.sub(lambda call: json.dumps(moment.strftime(call["format"]), ensure_ascii=False), template)
+    if _ANY_DATE_CALL.search(frozen):
+        raise EngineError("the chat template prints the date in a way that cannot be fixed")
+    return frozen
 
 
 def _at_one_moment(inputs: JsonObject) -> JsonObject:

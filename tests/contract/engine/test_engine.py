@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from kvnet.format.codecs import Codec
-from kvnet.format.hashes import blake3_hash
-from kvnet.format.prefix import common_prefix
 
 from kvnet.engine.client import open_engine
 from kvnet.engine.interface import (
@@ -20,6 +17,7 @@ from kvnet.engine.interface import (
     Generated,
     GenerateRequest,
     LogitsRequest,
+    OpenEngine,
     PrefillProgress,
     TextDelta,
 )
@@ -27,11 +25,14 @@ from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last, run_selftest
 from kvnet.engine.toy import open_toy_engine
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError, OverBudgetError
+from kvnet.format.codecs import Codec
+from kvnet.format.hashes import blake3_hash
+from kvnet.format.prefix import common_prefix
 from tests.mlx import tinymodels
 from tests.mlx.requests import cut, export, generate, made_up_tokens
 
 KINDS = [pytest.param("toy"), pytest.param("mlx", marks=pytest.mark.mlx)]
-OPENERS = {"toy": open_toy_engine, "mlx": open_engine}
+OPENERS: dict[str, OpenEngine] = {"toy": open_toy_engine, "mlx": open_engine}
 
 
 @pytest.fixture(params=KINDS)
