@@ -120,7 +120,8 @@ def open_manifest(envelope: bytes) -> SignedManifest:
     a valid signature of anybody else says nothing about it.
 
     Raises:
-        MalformedError: not an envelope, or not a manifest.
+        MalformedError: not an envelope, or not a manifest; of it UnsupportedVersionError for a later version.
+        CompatibilityError: a manifest of a kind this build cannot move.
         TrustError: the signature is not valid, is of another statement type, or of another key than the publisher's.
     """
     opened = open_envelope(StatementType.MANIFEST, envelope, max_payload_bytes=limits.MAX_MANIFEST_BYTES)
