@@ -1,6 +1,7 @@
 """Envelopes: one shape, one signer, one statement type; a foreign COSE library agrees."""
 
 import random
+from typing import Any
 
 import cbor2
 import pytest
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycose.algorithms import EdDSA
 from pycose.headers import KID, Algorithm, ContentType
-from pycose.keys import OKPKey
 from pycose.keys.curves import Ed25519
-from pycose.messages import Sign1Message
+from pycose.keys.okp import OKPKey
+from pycose.messages.sign1message import Sign1Message
 
 from kvnet.errors import KvnetError, MalformedError, TrustError, UnsupportedVersionError
 from kvnet.format.limits import MAX_ENVELOPE_BYTES, MAX_MANIFEST_BYTES
@@ -35,7 +36,7 @@ def foreign_envelope(
     kid: bytes = OWN.public,
     unprotected: dict[object, object] | None = None,
 ) -> bytes:
-    message = Sign1Message(
+    message: Any = Sign1Message(
         phdr={Algorithm: EdDSA, ContentType: content_type, KID: kid}, uhdr=unprotected or {}, payload=payload
     )
     message.key = foreign_key(signing=True)
@@ -45,7 +46,7 @@ def foreign_envelope(
 
 @pytest.mark.parametrize("statement", StatementType)
 def test_foreign_cose_library_verifies_our_envelope(statement: StatementType) -> None:
-    message = Sign1Message.from_cose_obj(cbor2.loads(seal(statement, b"payload", OWN)), True)
+    message: Any = Sign1Message.from_cose_obj(cbor2.loads(seal(statement, b"payload", OWN)), True)
     message.external_aad = statement.external_aad
     message.key = foreign_key()
     assert message.verify_signature()
@@ -55,7 +56,7 @@ def test_foreign_cose_library_verifies_our_envelope(statement: StatementType) ->
 
 
 def test_foreign_cose_library_refuses_our_envelope_under_another_statement_type() -> None:
-    message = Sign1Message.from_cose_obj(cbor2.loads(seal(MANIFEST, b"payload", OWN)), True)
+    message: Any = Sign1Message.from_cose_obj(cbor2.loads(seal(MANIFEST, b"payload", OWN)), True)
     message.external_aad = StatementType.REVOCATION.external_aad
     message.key = foreign_key()
     assert not message.verify_signature()
