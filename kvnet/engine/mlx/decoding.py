@@ -53,6 +53,7 @@ class Generation:
     made: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     ttft_s: float = 0.0
+    joined: bool = False
 
 
 class DecodeThread:
@@ -66,7 +67,8 @@ class DecodeThread:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._stop = StopSequences([[int(token)] for token in sorted(tokenizer.eos_token_ids)])
+        self._end_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
+        self._stop = StopSequences([[token] for token in sorted(self._end_tokens)])
         self._arrivals: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._waiting: list[Generation] = []
         self._running: dict[int, Generation] = {}
@@ -87,10 +89,13 @@ class DecodeThread:
     def _run(self) -> None:
         while True:
             self._collect()
-            self._drop_cancelled()
-            self._admit()
-            if self._running:
-                self._step()
+            try:
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._step()
+            except Exception as error:  # noqa: BLE001 - what runs fails together, the thread lives on
+                self._fail_all(error)
 
     def _collect(self) -> None:
         # With nothing to decode the thread sleeps until something comes.
@@ -103,15 +108,36 @@ class DecodeThread:
         while self._waiting and len(self._running) < MAX_BATCH:
             generation = self._waiting.pop(0)
             try:
-                self._batch.extend(self._batch_of(generation))
-            except Exception as error:  # noqa: BLE001 - one bad sequence must not end the thread
+                batch = self._join(generation)
+            except Exception as error:  # noqa: BLE001 - one bad sequence harms no other
                 self._fail(generation, error)
+                continue
+            if batch is not None:
+                self._running[batch.uids[0]] = generation
+                self._batch.extend(batch)
+
+    def _join(self, generation: Generation) -> Any:
+        """Feeds the last prompt token and tells the first new one at once; a batch to go on with, or ``None``.
+
+        The batch itself would tell the first token only after the second forward pass was under way.
+        """
+        batch = self._batch_of(generation)
+        [first] = batch._next_tokens.tolist()
+        generation.ttft_s = time.monotonic() - generation.request.accepted_s
+        generation.request.send(FirstTokenEvent(generation.request.id, microseconds(generation.ttft_s)))
+        ended = "stop" if first in self._end_tokens else "length" if generation.max_tokens == 1 else ""
+        if ended != "stop":
+            self._tell(generation, int(first), last=bool(ended))
+        if ended:
+            self._finish(generation, ended)
+            return None
+        batch.uids[0], self._next_uid = self._next_uid, self._next_uid + 1
+        return batch
 
     def _batch_of(self, generation: Generation) -> Any:
-        uid, self._next_uid = self._next_uid, self._next_uid + 1
         batch = GenerationBatch(
             self._model,
-            [uid],
+            [0],
             mx.array([generation.tokens[-1]]),
             as_batch(generation.caches),
             [generation.tokens[:-1]],
@@ -123,45 +149,48 @@ class DecodeThread:
         )
         generation.caches = []
         generation.detokenizer = self._tokenizer.detokenizer
-        self._running[uid] = generation
         return batch
 
     def _step(self) -> None:
-        try:
-            responses = self._batch.next()
-        except Exception as error:  # noqa: BLE001 - the requests fail, the thread lives on
-            self._batch = self._empty_batch()
-            running, self._running = self._running, {}
-            for generation in running.values():
+        for response in self._batch.next():
+            generation = self._running[response.uid]
+            try:
+                self._take(generation, response)
+            except Exception as error:  # noqa: BLE001 - text of one sequence harms no other
+                self._remove({response.uid})
                 self._fail(generation, error)
-            return
-        for response in responses:
-            self._take(response)
         self._steps += 1
         if self._steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
-    def _take(self, response: Any) -> None:
-        generation = self._running[response.uid]
-        send, request_id = generation.request.send, generation.request.id
-        if not generation.ttft_s:
-            generation.ttft_s = time.monotonic() - generation.request.accepted_s
-            send(FirstTokenEvent(request_id, microseconds(generation.ttft_s)))
-        ended = response.finish_reason == "stop"
-        if not ended:
-            generation.made.append(int(response.token))
-            generation.detokenizer.add_token(int(response.token))
-        if response.finish_reason is not None:
-            generation.detokenizer.finalize()
-        if text := generation.detokenizer.last_segment:
-            generation.text.append(text)
-        if text or not ended:
-            send(DeltaEvent(request_id, text_bytes(text), int(response.token)))
-        if response.finish_reason is not None:
-            self._finish(response.uid, response.finish_reason)
+    def _take(self, generation: Generation, response: Any) -> None:
+        if not generation.joined:
+            # The first token was told when the sequence joined.
+            generation.joined = True
+            return
+        reason = response.finish_reason
+        if reason != "stop":
+            self._tell(generation, int(response.token), last=reason is not None)
+        if reason is not None:
+            del self._running[response.uid]
+            self._finish(generation, reason)
 
-    def _finish(self, uid: int, reason: str) -> None:
-        generation = self._running.pop(uid)
+    def _tell(self, generation: Generation, token: int, *, last: bool) -> None:
+        generation.made.append(token)
+        generation.detokenizer.add_token(token)
+        if last:
+            generation.detokenizer.finalize()
+        text = generation.detokenizer.last_segment
+        generation.text.append(text)
+        generation.request.send(DeltaEvent(generation.request.id, text_bytes(text), token))
+
+    def _finish(self, generation: Generation, reason: str) -> None:
+        if reason == "stop":
+            # What was held back waiting for the rest of a character belongs to the last token told.
+            generation.detokenizer.finalize()
+            if (rest := generation.detokenizer.last_segment) and generation.made:
+                generation.text.append(rest)
+                generation.request.send(DeltaEvent(generation.request.id, text_bytes(rest), generation.made[-1]))
         generation.release()
         generation.request.send(
             GeneratedEvent(
@@ -181,19 +210,29 @@ class DecodeThread:
         for generation in [waiting for waiting in self._waiting if waiting.request.cancelled]:
             self._waiting.remove(generation)
             generation.release()
-        gone = {uid for uid, generation in self._running.items() if generation.request.cancelled}
+        gone = {uid: generation for uid, generation in self._running.items() if generation.request.cancelled}
         if gone:
+            self._remove(set(gone))
+            for generation in gone.values():
+                generation.release()
+
+    def _remove(self, gone: set[int]) -> None:
+        self._running = {uid: generation for uid, generation in self._running.items() if uid not in gone}
+        if self._running:
             self._batch.filter([i for i, uid in enumerate(self._batch.uids) if uid not in gone])
-            for uid in gone:
-                self._running.pop(uid).release()
-            if not self._running:
-                self._batch = self._empty_batch()
+        else:
+            self._batch = self._empty_batch()
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        self._running = {uid: other for uid, other in self._running.items() if other is not generation}
         generation.caches = []
         generation.release()
         generation.request.send(error_event(generation.request.id, error))
+
+    def _fail_all(self, error: Exception) -> None:
+        self._batch = self._empty_batch()
+        running, self._running = self._running, {}
+        for generation in running.values():
+            self._fail(generation, error)
 
     def _empty_batch(self) -> Any:
         return GenerationBatch.empty(self._model, _greedy)

@@ -171,7 +171,7 @@ class Runner:
     def _take(self, request: Request, total: int) -> Callable[[], None]:
         if not self._budget.acquire(total, lambda: request.cancelled):
             raise CancelledRequestError
-        return lambda: self._budget.release(total)
+        return _once(lambda: self._budget.release(total))
 
     def _start(self, request: Request, plan: RestorePlan | None, *, limit: int, capacity: int) -> _State:
         """Fresh caches, or restored ones with at most ``limit`` tokens."""
@@ -216,6 +216,12 @@ class Runner:
         if ends:
             evaluate(state.caches)
         state.prefill_s = time.monotonic() - began
+
+
+def _once(action: Callable[[], None]) -> Callable[[], None]:
+    """The action, done at the first call only."""
+    done = threading.Lock()
+    return lambda: action() if done.acquire(blocking=False) else None
 
 
 def _checked(tokens: Any) -> list[int]:
