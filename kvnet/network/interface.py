@@ -186,5 +186,8 @@ class Network(Protocol):
         is returned; an empty list is a normal answer.
         """
 
+    async def is_announced(self, key32: bytes, *, timeout_s: float = 10.0) -> bool | None:
+        """Whether DHT servers, asked past any cache, name us as a provider of `key32`; None when nobody answers."""
+
     def routing_peers(self) -> int:
         """How many peers the DHT's routing table holds; 0 means records and lookups reach nobody."""

@@ -543,6 +543,20 @@ class MemoryNetwork:
 
         return [ProviderHint(p, found[p]) for p in sorted(found, key=rank)][:limit]
 
+    async def is_announced(self, key32: bytes, *, timeout_s: float = 10.0) -> bool | None:
+        """See `Network.is_announced`."""
+        answered = False
+        with trio.move_on_after(timeout_s):
+            for server in self._dht_servers():
+                with suppress(NetworkError):
+                    await self._reach(server._peer_id, 10.0, "an answer from a DHT server")
+                    answered = True
+                    kept = server._records.get(key32, {}).get(self._peer_id)
+                    if kept is not None and kept[0] > trio.current_time() - self._world.record_ttl_s:
+                        return True
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return False if answered else None
+
     def _collect(self, server: "MemoryNetwork", key32: bytes, found: dict[PeerId, tuple[str, ...]]) -> None:
         oldest_s = trio.current_time() - self._world.record_ttl_s
         for provider, (kept_at_s, addresses) in server._records.get(key32, {}).items():

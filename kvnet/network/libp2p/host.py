@@ -348,6 +348,10 @@ class LibP2PNetwork:
 
         return sorted(found, key=rank)
 
+    async def is_announced(self, key32: bytes, *, timeout_s: float = 10.0) -> bool | None:
+        """See `Network.is_announced`."""
+        return None if self._providers is None else await self._providers.is_announced(key32, timeout_s=timeout_s)
+
     def routing_peers(self) -> int:
         """See `Network.routing_peers`."""
         return 0 if self._providers is None else self._providers.routing_peers()

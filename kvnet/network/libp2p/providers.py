@@ -206,6 +206,17 @@ class ProviderRecords:
         walk.providers.pop(self._dialer.peer_id, None)
         return [ProviderHint(peer, addresses) for peer, addresses in walk.providers.items()][:limit]
 
+    async def is_announced(self, key32: bytes, *, timeout_s: float) -> bool | None:
+        """Whether servers near `key32` name us as a provider; None when none of them answered in time."""
+        key = dht_key(key32)
+        walk = _Walk(_coordinate(key))
+        with trio.move_on_after(timeout_s):
+            await self._walk(key, wanted=None, walk=walk)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._dialer.peer_id in walk.providers:
+            return True
+        return False if walk.asked - walk.failed else None
+
     async def _walk(self, key: bytes, *, wanted: int | None, walk: _Walk | None = None) -> _Walk:
         """Ask ever closer servers about `key` until the closest have answered or `wanted` providers are known."""
         walk = walk or _Walk(_coordinate(key))

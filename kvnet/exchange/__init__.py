@@ -1,0 +1,1 @@
+"""Use cases over the interfaces: add, look up, fetch, serve, announce, generate."""

@@ -1,0 +1,221 @@
+"""Drive the fetch machine: open channels, read chunks, hand verified ones to the store."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from kvnet.errors import KvnetError, NetworkError, NotFoundError
+from kvnet.exchange.transport import ChunkChannel, ChunkTransport
+from kvnet.format.chunks import ChunkEntry
+from kvnet.protocol.fetch import (
+    ChunkVerified,
+    Completed,
+    DropPeer,
+    Failed,
+    FetchLimits,
+    FetchMachine,
+    Instruction,
+    RequestChunks,
+)
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks
+
+READ_SIZE_BYTES = 256 * 1024
+
+Sink = Callable[[int, bytes, PeerId], Awaitable[None]]
+"""Keeps a verified chunk: (index, stored bytes, who sent it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A peer to ask, and how requests to it name the artifact.
+
+    Attributes:
+        peer: who.
+        session: id of the control session in which the namespace is proved.
+        slot: of the namespace in that session.
+        artifact: the artifact hash under the lookup secret.
+    """
+
+    peer: PeerId
+    session: bytes
+    slot: int
+    artifact: bytes
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What one peer delivered: verified bytes and chunks, and why it was left, if it was."""
+
+    n_bytes: int = 0
+    n_chunks: int = 0
+    dropped: str = ""
+
+
+@dataclass(slots=True)
+class _Active:
+    scope: trio.CancelScope
+    wanted: trio.MemorySendChannel[tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    failed: Failed | None = None
+    sink_error: BaseException | None = None
+    delivered: dict[PeerId, Delivered] = field(default_factory=dict)
+
+
+class ChunkFetch:
+    """One fetch of some chunks of one artifact.
+
+    Args:
+        transport: how chunk bytes get here.
+        entries: the whole chunk list, verified.
+        needed: indices to get.
+        providers: whom to ask, the best first.
+        sink: keeps verified chunks.
+        limits: patience and appetite.
+    """
+
+    def __init__(
+        self,
+        transport: ChunkTransport,
+        entries: Sequence[ChunkEntry],
+        needed: Iterable[int],
+        providers: Sequence[Provider],
+        sink: Sink,
+        limits: FetchLimits | None = None,
+    ) -> None:
+        self._transport = transport
+        self._providers: Mapping[PeerId, Provider] = {provider.peer: provider for provider in providers}
+        self._machine = FetchMachine(entries, needed, list(self._providers), limits=limits)
+        self._sink = sink
+        self._active: dict[PeerId, _Active] = {}
+        self._outcome = _Outcome()
+        self._changed = trio.Event()
+
+    @property
+    def delivered(self) -> Mapping[PeerId, Delivered]:
+        """What each peer has delivered so far."""
+        return self._outcome.delivered
+
+    async def run(self) -> None:
+        """Fetch everything needed.
+
+        Raises:
+            NotFoundError: nobody is left to ask; says how many chunks are missing. What arrived is in the sink.
+            StoreError: the sink could not keep a chunk.
+        """
+        async with trio.open_nursery() as nursery:
+            await self._apply(self._machine.start(trio.current_time()), nursery)
+            while not self._machine.ended:
+                deadline = self._machine.next_deadline()
+                changed = self._changed
+                with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
+                    await changed.wait()
+                if scope.cancelled_caught:
+                    await self._apply(self._machine.on_time(trio.current_time()), nursery)
+                if self._outcome.sink_error is not None:
+                    break
+            nursery.cancel_scope.cancel()
+        if self._outcome.sink_error is not None:
+            raise self._outcome.sink_error
+        if self._outcome.failed is not None:
+            raise NotFoundError(
+                self._outcome.failed.text, hint="Try again when a peer that has it is reachable (`kvnet peers`)."
+            )
+
+    async def _apply(self, instructions: list[Instruction], nursery: trio.Nursery) -> None:
+        for instruction in instructions:
+            match instruction:
+                case RequestChunks(peer, indices):
+                    await self._request(peer, indices, nursery)
+                case ChunkVerified(index, data, peer):
+                    await self._keep(index, data, peer)
+                case DropPeer(peer, reason):
+                    self._outcome.delivered.setdefault(peer, Delivered()).dropped = reason.value
+                    active = self._active.pop(peer, None)
+                    if active is not None:
+                        active.scope.cancel()
+                case Failed():
+                    self._outcome.failed = instruction
+                case Completed():
+                    pass
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _request(self, peer: PeerId, indices: tuple[int, ...], nursery: trio.Nursery) -> None:
+        active = self._active.get(peer)
+        if active is None:
+            # Never full: the machine asks only for what fits its window, and each request is taken at once.
+            send, receive = trio.open_memory_channel[tuple[int, ...]](1024)
+            active = self._active[peer] = _Active(trio.CancelScope(), send)
+            nursery.start_soon(self._serve_peer, self._providers[peer], active, receive, nursery)
+        active.wanted.send_nowait(indices)
+
+    async def _keep(self, index: int, data: bytes, peer: PeerId) -> None:
+        """A chunk that is verified is kept even when its peer is dropped meanwhile."""
+        delivered = self._outcome.delivered.setdefault(peer, Delivered())
+        delivered.n_chunks += 1
+        delivered.n_bytes += len(data)
+        with trio.CancelScope(shield=True):
+            try:
+                await self._sink(index, data, peer)
+            except KvnetError as error:
+                self._outcome.sink_error = error
+
+    async def _serve_peer(
+        self,
+        provider: Provider,
+        active: _Active,
+        wanted: trio.MemoryReceiveChannel[tuple[int, ...]],
+        nursery: trio.Nursery,
+    ) -> None:
+        """Talk to one peer until it is dropped; whatever breaks is told to the machine and nobody else."""
+        channel: ChunkChannel | None = None
+        with active.scope:
+            try:
+                channel = await self._transport.open(provider.peer)
+                async with trio.open_nursery() as pair:
+                    pair.start_soon(self._send_requests, channel, provider, wanted)
+                    await self._read_answers(channel, provider.peer, nursery)
+            except* KvnetError:
+                await self._apply(self._machine.peer_failed(provider.peer, trio.current_time()), nursery)
+        if channel is not None:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 2.0):
+                await channel.aclose()
+
+    async def _send_requests(
+        self, channel: ChunkChannel, provider: Provider, wanted: trio.MemoryReceiveChannel[tuple[int, ...]]
+    ) -> None:
+        async for indices in wanted:
+            await channel.request(
+                GetChunks(session=provider.session, slot=provider.slot, artifact=provider.artifact, indices=indices)
+            )
+
+    async def _read_answers(self, channel: ChunkChannel, peer: PeerId, nursery: trio.Nursery) -> None:
+        while True:
+            answer = await channel.next_answer()
+            now = trio.current_time()
+            if isinstance(answer, ChunkRefused):
+                await self._apply(self._machine.chunk_refused(peer, answer.index, answer.reason, now), nursery)
+                continue
+            unwanted = self._machine.header_arrived(peer, answer.index, answer.length_bytes, now)
+            if unwanted:
+                await self._apply(unwanted, nursery)
+                await trio.lowlevel.checkpoint()
+                raise NetworkError("the peer sent a chunk that was not asked for")
+            data = await self._read_chunk(channel, peer, answer)
+            await self._apply(self._machine.chunk_arrived(peer, answer.index, data, trio.current_time()), nursery)
+
+    async def _read_chunk(self, channel: ChunkChannel, peer: PeerId, header: ChunkHeader) -> bytes:
+        """All bytes of a chunk, into a buffer as long as the header says: the machine has checked that length."""
+        buffer = bytearray(header.length_bytes)
+        filled = 0
+        while filled < header.length_bytes:
+            piece = await channel.receive_some(min(READ_SIZE_BYTES, header.length_bytes - filled))
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._machine.bytes_arrived(peer, len(piece), trio.current_time())
+        return bytes(buffer)

@@ -1,0 +1,286 @@
+"""Find a longer prefix than the store has, among peers, and fetch it: in time, or not at all.
+
+Lookups go to every connected member at once, and to the DHT at the same time. What comes back are claims; the signed
+manifest, the policy and in the end the token ids decide. Every failure on the way is a miss.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from kvnet.engine.interface import ModelInfo
+from kvnet.errors import KvnetError
+from kvnet.exchange.events import PrefixFetched
+from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, ProgressCallback, SessionsOf
+from kvnet.exchange.identity import Identity
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.reuse import Rejected, judge
+from kvnet.exchange.session import PeerSession
+from kvnet.format.fingerprint import Fingerprint
+from kvnet.format.hashes import ArtifactHash
+from kvnet.format.prefix import block_keys, checkpoints, common_prefix
+from kvnet.network.dialing import connect_any
+from kvnet.network.interface import Network, ProviderHint
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest
+from kvnet.protocol.messages import Lookup, LookupReply
+from kvnet.store.interface import Store
+
+MIN_LOOKUP_S = 0.25
+"""Shortest lookup deadline, in seconds: a round trip to a sleepy peer."""
+
+MAX_LOOKUP_S = 3.0
+"""Longest lookup deadline in seconds, the DHT included."""
+
+LOOKUP_SHARE = 0.5
+"""Share of the estimated prefill time that a lookup may take."""
+
+ASSUMED_PREFILL_TOKENS_S = 500.0
+"""Prefill speed assumed until the engine was measured, in tokens a second; only sets a deadline."""
+
+MAX_CANDIDATES = 4
+"""Claims whose manifests are asked for; the best is usually the first."""
+
+MAX_DIALS = 8
+"""Providers from the DHT that are dialled for one prompt."""
+
+OpenSession = Callable[[PeerId], Awaitable[PeerSession | None]]
+"""Opens the session with a connected peer, or returns the open one; ``None`` when that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is looked for: the model that would continue, the prompt's token ids, and how many of them are held."""
+
+    info: ModelInfo
+    tokens: Sequence[int]
+    held_tokens: int
+    progress: ProgressCallback | None
+
+
+@dataclass(slots=True)
+class Search:
+    """What became of one search.
+
+    Attributes:
+        fetched: the prefix that is in the store now, or ``None``.
+        rejected: artifacts that fitted and may not be used.
+        reasons: why nothing, or nothing better, was found.
+    """
+
+    fetched: PrefixFetched | None = None
+    rejected: list[Rejected] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+class PrefixFinder:
+    """Looks prefixes up among peers and fetches the longest one.
+
+    Args:
+        store: where fetched artifacts go.
+        lane: where blocking store work runs.
+        identity: namespaces and policy.
+        network: for the DHT and for dialling.
+        fetcher: fetches what was found.
+        sessions: the open sessions.
+        open_session: opens one with a peer that the DHT named.
+        published: told of every artifact that was fetched.
+        exact_only: take only artifacts whose verdict is ``EXACT``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lane: Lane,
+        identity: Identity,
+        *,
+        network: Network,
+        fetcher: ArtifactFetcher,
+        sessions: SessionsOf,
+        open_session: OpenSession,
+        published: Callable[[Fetched], None],
+        exact_only: bool = False,
+    ) -> None:
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+        self._network = network
+        self._fetcher = fetcher
+        self._sessions = sessions
+        self._open_session = open_session
+        self._published = published
+        self._exact_only = exact_only
+
+    async def search(
+        self,
+        info: ModelInfo,
+        tokens: Sequence[int],
+        held_tokens: int,
+        *,
+        prefill_tokens_s: float = 0.0,
+        progress: ProgressCallback | None = None,
+    ) -> Search:
+        """Find and fetch a prefix longer than the ``held_tokens`` that the store has; never raises for the network.
+
+        Args:
+            info: the model that would continue.
+            tokens: the prompt's token ids.
+            held_tokens: what the store has already.
+            prefill_tokens_s: measured prefill speed of the engine; 0 when unknown.
+            progress: told while chunks arrive.
+        """
+        search = Search()
+        if info.fingerprint is None:
+            return search
+        started_s = trio.current_time()
+        left_s = (len(tokens) - held_tokens) / (prefill_tokens_s or ASSUMED_PREFILL_TOKENS_S)
+        deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
+        prompt = _Prompt(info, tokens, held_tokens, progress)
+        for query in self._queries(info.fingerprint, tokens):
+            candidates = await self._ask_all(query, held_tokens, deadline_s)
+            if not candidates:
+                search.reasons.append("no peer has a longer prefix")
+            for candidate in candidates[:MAX_CANDIDATES]:
+                fetched = await self._try(query, candidate, prompt, search)
+                if fetched is not None:
+                    search.fetched = _described(fetched, tokens, started_s)
+                    return search
+        return search
+
+    def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[LookupQuery]:
+        """One per namespace; the last key is that of the prompt's last token that may be reused."""
+        reusable = tokens[: len(tokens) - 1]
+        if not reusable:
+            return []
+        return [
+            build_query(namespace, block_keys(namespace.prefix_root(fingerprint.hash), reusable), len(reusable))
+            for namespace in self._identity.namespaces()
+        ]
+
+    async def _ask_all(self, query: LookupQuery, held_tokens: int, deadline_s: float) -> list[Candidate]:
+        """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names."""
+        members = self._members(query, self._sessions())
+        candidates = await self._ask(query, members, held_tokens, deadline_s)
+        if candidates or trio.current_time() >= deadline_s:
+            return candidates
+        found = await self._ask_dht(query, {session.peer for session in members}, deadline_s)
+        return await self._ask(query, self._members(query, found), held_tokens, deadline_s)
+
+    def _members(self, query: LookupQuery, sessions: Sequence[PeerSession]) -> list[PeerSession]:
+        return [session for session in sessions if query.namespace in session.slots]
+
+    async def _ask(
+        self, query: LookupQuery, sessions: Sequence[PeerSession], held_tokens: int, deadline_s: float
+    ) -> list[Candidate]:
+        by_peer = {session.peer: session for session in sessions}
+        machine = LookupMachine(
+            query, {peer: session.slots[query.namespace] for peer, session in by_peer.items()}, deadline_s
+        )
+
+        async def ask_one(session: PeerSession, request: Lookup) -> None:
+            try:
+                reply = await session.ask(request)
+            except KvnetError:
+                machine.failed(session.peer)
+            else:
+                if isinstance(reply, LookupReply):
+                    machine.answered(session.peer, reply)
+
+        with trio.move_on_at(deadline_s):
+            async with trio.open_nursery() as nursery:
+                for peer, request in machine.requests():
+                    nursery.start_soon(ask_one, by_peer[peer], request)
+        return machine.candidates(longer_than_tokens=held_tokens)
+
+    async def _ask_dht(self, query: LookupQuery, known: set[PeerId], deadline_s: float) -> list[PeerSession]:
+        """Providers of the prompt's checkpoints, all asked for at once; those of the deepest are dialled first."""
+        if self._network.routing_peers() == 0:
+            return []
+        depth_of = dict(zip(query.n_blocks, query.keys, strict=True))
+        wanted = [depth for depth in reversed(checkpoints(query.n_tokens)) if depth in depth_of]
+        hints: dict[int, list[ProviderHint]] = {}
+
+        async def find(depth: int) -> None:
+            try:
+                limit_s = max(0.05, deadline_s - trio.current_time())
+                hints[depth] = list(await self._network.find_providers(bytes(depth_of[depth]), timeout_s=limit_s))
+            except KvnetError:
+                hints[depth] = []
+
+        sessions: list[PeerSession] = []
+        with trio.move_on_at(deadline_s):
+            async with trio.open_nursery() as nursery:
+                for depth in wanted:
+                    nursery.start_soon(find, depth)
+            ordered = {hint.peer: hint for depth in wanted for hint in hints.get(depth, [])}
+            fresh = [hint for peer, hint in ordered.items() if peer not in known][:MAX_DIALS]
+            for peer in await connect_any(self._network, fresh, wanted=MAX_DIALS, timeout_s=2.0):
+                session = await self._open_session(peer)
+                if session is not None:
+                    sessions.append(session)
+        return sessions
+
+    async def _try(
+        self,
+        query: LookupQuery,
+        candidate: Candidate,
+        prompt: _Prompt,
+        search: Search,
+    ) -> Fetched | None:
+        """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold."""
+        try:
+            located = await self._locate(query, candidate, prompt.info, search)
+            if located is None:
+                return None
+            entries = await self._fetcher.chunk_list(located)
+            plan = located.signed.manifest.plan()
+            head = await self._fetcher.token_ids(located, entries)
+            shared = min(common_prefix(head, prompt.tokens), len(prompt.tokens) - 1)
+            if shared <= prompt.held_tokens:
+                search.reasons.append("a peer's artifact shares fewer tokens than it claimed")
+                return None
+            needed = [*plan.needed_for(shared), *plan.context_chunks]
+            fetched = await self._fetcher.fetch(located, entries, needed, progress=prompt.progress)
+        except KvnetError as error:
+            search.reasons.append(str(error))
+            return None
+        self._published(fetched)
+        return fetched
+
+    async def _locate(
+        self, query: LookupQuery, candidate: Candidate, info: ModelInfo, search: Search
+    ) -> Located | None:
+        """The signed manifest behind a claim, from any of the peers that made it; judged before anything is fetched."""
+        assert info.fingerprint is not None  # noqa: S101 - searched only with one
+        for session in self._members(query, self._sessions()):
+            if session.peer not in candidate.providers:
+                continue
+            slot = session.slots[query.namespace]
+            try:
+                signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
+            except KvnetError as error:
+                search.reasons.append(str(error))
+                continue
+            lie = check_manifest(query, candidate, info.fingerprint.hash, signed)
+            if lie is not None:
+                search.reasons.append(f"a peer claimed an artifact, but {lie}")
+                continue
+            verdict = judge(signed.manifest, signed.artifact_hash, info, self._identity, exact_only=self._exact_only)
+            if isinstance(verdict, Rejected):
+                search.rejected.append(verdict)
+                return None
+            return Located(signed, query.namespace, session)
+        return None
+
+
+def _described(fetched: Fetched, tokens: Sequence[int], started_s: float) -> PrefixFetched:
+    delivered = sorted(fetched.delivered.items(), key=lambda item: -item[1].n_bytes)
+    return PrefixFetched(
+        artifact=ArtifactHash(fetched.record.hash),
+        n_tokens=min(fetched.record.manifest.n_tokens, len(tokens) - 1),
+        peer=delivered[0][0] if delivered else PeerId(b""),
+        n_bytes=fetched.fetched_bytes,
+        n_chunks=fetched.fetched_chunks,
+        seconds=trio.current_time() - started_s,
+    )

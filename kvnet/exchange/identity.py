@@ -1,0 +1,45 @@
+"""Who this node is and whom it believes, as the use cases see it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvnet.trust.keys import PublisherKey
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
+
+
+class Identity(Protocol):
+    """Read afresh at every use, so that a key trusted or revoked a moment ago already counts."""
+
+    def signing_key(self) -> PublisherKey:
+        """The publisher key that signs what this node adds."""
+        ...
+
+    def policy(self) -> TrustPolicy:
+        """Whose artifacts may be used."""
+        ...
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Every namespace this node is a member of; the first is its ``mine``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedIdentity:
+    """An identity that never changes, for one-shot work."""
+
+    key: PublisherKey
+    trust: TrustPolicy
+    members: tuple[Namespace, ...]
+
+    def signing_key(self) -> PublisherKey:
+        """The publisher key that signs what this node adds."""
+        return self.key
+
+    def policy(self) -> TrustPolicy:
+        """Whose artifacts may be used."""
+        return self.trust
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Every namespace of this identity; the first is ``mine``."""
+        return self.members

@@ -1,0 +1,291 @@
+"""A node on the network: sessions with peers, serving, announcing, and the use cases that need peers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvnet.errors import KvnetError, NetworkError
+from kvnet.exchange.announcer import Announcer, announced_keys
+from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
+from kvnet.exchange.finder import PrefixFinder
+from kvnet.exchange.identity import Identity
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.serving import ChunkServer
+from kvnet.exchange.session import PeerSession
+from kvnet.exchange.transport import StreamTransport
+from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.network.interface import ByteStream, Network, PeerInfo, StreamKind
+from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
+from kvnet.protocol.fetch import FetchLimits
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
+from kvnet.protocol.serve import ServeLimits
+from kvnet.protocol.session import ControlSession, SessionConfig
+from kvnet.store.interface import ArtifactRecord, Store
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+SESSION_OPEN_S = 5.0
+"""Seconds in which a session with a connected peer must be open when somebody waits for it."""
+
+SESSION_POLL_S = 1.0
+"""How often connected peers without a session are looked for."""
+
+SESSION_RETRY_S = 30.0
+"""Seconds before another session is tried with a peer whose last one failed."""
+
+RandomBytes = Callable[[int], bytes]
+"""Fresh random bytes, from the operating system."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How a node behaves.
+
+    Attributes:
+        agent: program and version told to peers.
+        serving: answer lookups and serve chunks; otherwise the node only asks.
+        exact_only: reuse only artifacts whose verdict is ``EXACT``.
+        announce: pace of announcements.
+        serve: what one peer may ask for.
+        fetch: patience and appetite when fetching.
+    """
+
+    agent: str = "kvnet"
+    serving: bool = True
+    exact_only: bool = False
+    announce: AnnounceLimits | None = None
+    serve: ServeLimits | None = None
+    fetch: FetchLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A connected peer, and whether it has proved to share a namespace with this node."""
+
+    info: PeerInfo
+    member: bool
+    agent: str
+
+
+class ExchangeNode:
+    """One node among its peers.
+
+    Args:
+        network: not running yet; its handlers are set here.
+        store: what this node holds.
+        lane: where blocking store work runs.
+        identity: namespaces, policy and signing key.
+        random: source of nonces.
+        options: how it behaves.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        store: Store,
+        lane: Lane,
+        identity: Identity,
+        random: RandomBytes,
+        options: NodeOptions | None = None,
+    ) -> None:
+        self._options = options or NodeOptions()
+        self._network = network
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+        self._random = random
+        self._sessions: dict[PeerId, PeerSession] = {}
+        self._by_id: dict[tuple[PeerId, bytes], PeerSession] = {}
+        self._opening: dict[PeerId, trio.Event] = {}
+        self._failed_until: dict[PeerId, float] = {}
+        self._nursery: trio.Nursery | None = None
+        self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
+        self._server.serving = self._options.serving
+        self._announcer = Announcer(network, self._options.announce)
+        self.fetcher = ArtifactFetcher(
+            store, lane, identity, StreamTransport(network), self.sessions, self._options.fetch
+        )
+        self.finder = PrefixFinder(
+            store,
+            lane,
+            identity,
+            network=network,
+            fetcher=self.fetcher,
+            sessions=self.sessions,
+            open_session=self.open_session,
+            published=self.fetched,
+            exact_only=self._options.exact_only,
+        )
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Be on the network until cancelled.
+
+        Raises:
+            PortInUseError: a port that was asked for is taken.
+        """
+        self._network.set_handler(StreamKind.CONTROL, self._accept_control)
+        self._network.set_handler(StreamKind.CHUNKS, self._server.serve_chunks)
+        await self._server.load()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._network.run)
+            nursery.start_soon(self._keep_sessions)
+            if self._options.serving:
+                await self._announce_all()
+                nursery.start_soon(self._announcer.run)
+            task_status.started()
+
+    async def _announce_all(self) -> None:
+        """Everything held, the newest last, so that it is announced first."""
+        records = sorted(await self._lane.run(self._store.artifacts), key=lambda record: record.manifest.created)
+        rows: dict[ArtifactHash, list[tuple[int, PrefixKey]]] = {}
+        for namespace in self._identity.namespaces():
+            for key, artifact, n_blocks in await self._lane.run(self._store.prefix_rows, namespace.id):
+                rows.setdefault(artifact, []).append((n_blocks, key))
+        for record in records:
+            keys = [key for _, key in sorted(rows.get(record.hash, []))]
+            if record.complete and len(keys) == record.manifest.n_blocks:
+                self._announcer.add(announced_keys(self._identity, record.manifest, record.hash, keys))
+
+    async def reload(self) -> None:
+        """The namespaces have changed: serve and announce by them, and prove them to every peer anew."""
+        await self._server.load()
+        await self._announce_all()
+        for session in list(self._sessions.values()):
+            session.close()
+        self._failed_until.clear()
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def addresses(self) -> list[str]:
+        """Where this node can be reached."""
+        return self._network.addresses()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this node is on the network."""
+        return self._network.peer_id
+
+    def peers(self) -> list[KnownPeer]:
+        """The connected peers."""
+        return [self._known(info) for info in self._network.connected()]
+
+    def _known(self, info: PeerInfo) -> KnownPeer:
+        session = self._sessions.get(info.peer)
+        return KnownPeer(info, bool(session and session.slots), session.opened.agent if session else "")
+
+    def sessions(self) -> Sequence[PeerSession]:
+        """The open sessions in which some namespace is proved."""
+        return [session for session in self._sessions.values() if session.slots and not session.closed.is_set()]
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, for people to read."""
+        return dict(self._server.counters)
+
+    def announcing(self) -> AnnounceStatus:
+        """How announcing goes."""
+        return self._announcer.status()
+
+    async def connect(self, address: str, *, timeout_s: float = 10.0) -> PeerSession | None:
+        """Connect to an address and open the session with whoever is there.
+
+        Raises:
+            UsageError: not an address with a peer id.
+            PeerUnreachableError: nobody answers there.
+        """
+        peer = await self._network.connect(address, timeout_s=timeout_s)
+        self._failed_until.pop(peer, None)
+        return await self.open_session(peer)
+
+    async def open_session(self, peer: PeerId) -> PeerSession | None:
+        """The open session with a connected peer, opened if there is none; ``None`` when that fails."""
+        session = self._sessions.get(peer)
+        if session is not None and not session.closed.is_set():
+            return session
+        waiting = self._opening.get(peer)
+        if waiting is None:
+            if self._nursery is None:
+                raise NetworkError("expected a node that is running, found one that is not")
+            waiting = self._opening[peer] = trio.Event()
+            self._nursery.start_soon(self._dial_session, peer, waiting)
+        with trio.move_on_after(SESSION_OPEN_S):
+            await waiting.wait()
+        return self._sessions.get(peer)
+
+    async def _dial_session(self, peer: PeerId, done: trio.Event) -> None:
+        """Open the session and hold it; ``done`` when it is open or has failed."""
+        try:
+            stream = await self._network.open_stream(peer, StreamKind.CONTROL)
+            await self._hold_session(stream, Role.INITIATOR, done)
+        except KvnetError:
+            self._failed_until[peer] = trio.current_time() + SESSION_RETRY_S
+        finally:
+            done.set()
+            if self._opening.get(peer) is done:
+                del self._opening[peer]
+
+    async def _accept_control(self, _peer: PeerId, stream: ByteStream) -> None:
+        await self._hold_session(stream, Role.RESPONDER, trio.Event())
+
+    async def _hold_session(self, stream: ByteStream, role: Role, opened: trio.Event) -> None:
+        namespaces = self._identity.namespaces()
+        config = SessionConfig(
+            role=role,
+            own=self._network.peer_id,
+            other=stream.peer,
+            namespaces=namespaces,
+            nonce=self._random(NONCE_SIZE_BYTES),
+            padding=self._random(PADDING_SIZE_BYTES),
+            agent=self._options.agent,
+        )
+        machine = ControlSession(config, trio.current_time())
+        session = PeerSession(stream, machine, namespaces, self._server.answer)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(session.run)
+            # Two peers that dial each other have two sessions for a while; a chunk request may name either.
+            key = (stream.peer, session.opened.session_id)
+            self._sessions[stream.peer] = self._by_id[key] = session
+            opened.set()
+            if self._opening.get(stream.peer) is opened:
+                del self._opening[stream.peer]
+            await session.closed.wait()
+            del self._by_id[key]
+        if self._sessions.get(stream.peer) is session:
+            del self._sessions[stream.peer]
+            self._server.peer_gone(stream.peer)
+
+    async def _keep_sessions(self) -> None:
+        """A session with every connected peer, so that a lookup finds them ready."""
+        while True:
+            for info in self._network.connected():
+                retry_s = self._failed_until.get(info.peer, float("-inf"))
+                waiting = info.peer in self._sessions or info.peer in self._opening
+                if not waiting and trio.current_time() >= retry_s and self._nursery is not None:
+                    done = self._opening[info.peer] = trio.Event()
+                    self._nursery.start_soon(self._dial_session, info.peer, done)
+            await trio.sleep(SESSION_POLL_S)
+
+    def _find_session(self, peer: PeerId, session_id: bytes) -> PeerSession | None:
+        return self._by_id.get((peer, session_id))
+
+    # --- artifacts ----------------------------------------------------------------------------------------------------
+
+    def published(self, record: ArtifactRecord, keys: Sequence[PrefixKey]) -> None:
+        """Serve and announce an artifact that is in the store now."""
+        self._server.offer(record, keys)
+        if record.complete and self._options.serving:
+            self._announcer.add(announced_keys(self._identity, record.manifest, record.hash, list(keys)))
+
+    def fetched(self, result: Fetched) -> None:
+        """Serve on what was fetched: same hash, same signature."""
+        self.published(result.record, result.keys)
+
+    def removed(self, artifact: ArtifactHash) -> None:
+        """Serve an artifact no longer."""
+        self._server.withdraw(artifact)

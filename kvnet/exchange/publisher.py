@@ -1,0 +1,294 @@
+"""Add: compute what is missing of a token prefix, pack it, sign it, store it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from kvnet.engine.interface import Engine, Exported, ExportRequest, PrefillProgress, WrittenChunk
+from kvnet.errors import CompatibilityError, EngineError, StoreError
+from kvnet.exchange.identity import Identity
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.reuse import PrefixHit, Rejected, find_local, judge, restore_plan
+from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
+from kvnet.format.codecs import Codec
+from kvnet.format.fingerprint import Fingerprint
+from kvnet.format.hashes import PrefixKey
+from kvnet.format.manifest import MANIFEST_VERSION, DerivedSpan, Manifest, encode_manifest
+from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
+from kvnet.store.interface import ArtifactRecord, PackWriter, Store
+from kvnet.trust.envelope import StatementType, seal
+from kvnet.trust.namespace import Namespace
+
+ProgressCallback = Callable[[int, int], Awaitable[None]]
+"""Called with (tokens done, tokens in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What an add did.
+
+    Attributes:
+        record: the artifact as it is stored.
+        reused_tokens: tokens whose K/V came from an artifact already held.
+        prefilled_tokens: tokens computed now.
+        prefill_s: seconds of prefill.
+        new_bytes: chunk bytes written now; the rest is shared with artifacts already held.
+        existed: an equal artifact of this node was there already, and nothing was done.
+    """
+
+    record: ArtifactRecord
+    reused_tokens: int
+    prefilled_tokens: int
+    prefill_s: float
+    new_bytes: int
+    existed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """Tokens to compute and keep.
+
+    Attributes:
+        tokens: token ids from position 0; at least one.
+        context: RFC 8785 JSON of messages and frozen template inputs that travels with a named context; may be empty.
+        codec: how tiles are stored.
+        pinned: kept until it is unpinned; otherwise the store may evict it.
+        created_s: seconds since 1970 to write into the manifest.
+    """
+
+    tokens: Sequence[int]
+    context: bytes
+    codec: Codec
+    pinned: bool
+    created_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An artifact to be: its plan, what it takes from a stored one, and where it goes."""
+
+    fingerprint: Fingerprint
+    plan: ChunkPlan
+    source: PrefixHit | None
+    first_block: int
+
+
+class Publisher:
+    """Turns token prefixes into stored, signed artifacts.
+
+    Args:
+        store: where they go.
+        lane: where blocking store work runs.
+        identity: whose key signs, and in which namespace they are kept (the first, ``mine``).
+    """
+
+    def __init__(self, store: Store, lane: Lane, identity: Identity) -> None:
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+
+    async def add(self, engine: Engine, request: AddRequest, progress: ProgressCallback | None = None) -> Added:
+        """Compute what no stored artifact has, and publish the whole as one artifact in ``mine``.
+
+        Raises:
+            CompatibilityError: this model's K/V cannot be shared.
+            EngineError: there is nothing to add, or the engine failed.
+            StoreFullError: it does not fit; the figure is in the message.
+        """
+        if not request.tokens:
+            raise EngineError("expected at least 1 token to add, found 0", hint="Add a file that is not empty.")
+        fingerprint = engine.info.fingerprint
+        if fingerprint is None:
+            raise CompatibilityError(
+                f"the K/V of model {engine.info.name} cannot be shared: {engine.info.refusal}",
+                hint="`kvnet model list` shows which models can be shared.",
+            )
+        existing = await self._lane.run(self._find_equal, engine, request)
+        if existing is not None:
+            if request.pinned:
+                await self._lane.run(self._store.pin, existing.hash)
+            return Added(existing, len(request.tokens), 0, 0.0, 0, existed=True)
+        source = await self._lane.run(self._find_source, engine, request)
+        return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
+
+    def _find_equal(self, engine: Engine, request: AddRequest) -> ArtifactRecord | None:
+        """An artifact of our own with the same tokens, context and codec, all of it held."""
+        fingerprint = engine.info.fingerprint
+        assert fingerprint is not None  # noqa: S101 - the caller has refused models without one
+        namespace = self._identity.namespaces()[0]
+        own = self._identity.signing_key().public
+        keys = block_keys(namespace.prefix_root(fingerprint.hash), request.tokens)
+        for artifact, _ in self._store.find_prefix(namespace.id, [keys[-1]]):
+            record = self._store.get(artifact)
+            if record is None or not record.complete or record.manifest.publisher != own:
+                continue
+            manifest = record.manifest
+            if manifest.codec is not request.codec:
+                continue
+            if isinstance(judge(manifest, artifact, engine.info, self._identity, exact_only=False), Rejected):
+                continue
+            same_context = (self._store.context_of(artifact) or b"") == request.context
+            if same_context and self._store.tokens_of(artifact) == list(request.tokens):
+                return record
+        return None
+
+    def _find_source(self, engine: Engine, request: AddRequest) -> PrefixHit | None:
+        """The longest usable stored prefix."""
+        found = find_local(self._store, engine.info, self._identity, request.tokens, limit_tokens=len(request.tokens))
+        return found.hit
+
+    def _draft(self, fingerprint: Fingerprint, request: AddRequest, source: PrefixHit | None) -> _Draft:
+        """Whole blocks of the source are referenced as they are; from the first other block on, tiles are written."""
+        plan = ChunkPlan(
+            n_tokens=len(request.tokens),
+            layers=fingerprint.layers,
+            groups=layer_groups(fingerprint.layers),
+            context_size_bytes=len(request.context),
+        )
+        if source is None:
+            return _Draft(fingerprint, plan, None, 0)
+        same_codec = source.manifest.codec is request.codec and source.manifest.groups == plan.groups
+        first_block = source.n_tokens // BLOCK_TOKENS if same_codec else 0
+        return _Draft(fingerprint, plan, source, first_block)
+
+    async def _add(
+        self, engine: Engine, request: AddRequest, draft: _Draft, progress: ProgressCallback | None
+    ) -> Added:
+        writer = await self._lane.run(self._store.begin_pack, len(draft.plan))
+        try:
+            entries = await self._lane.run(self._write_head, writer, request, draft)
+            exported = await self._export(engine, request, draft, writer, progress)
+            await self._lane.run(writer.adopt, exported.chunks)
+            for chunk in exported.chunks:
+                entries[chunk.index] = ChunkEntry(chunk.length_bytes, chunk.hash)
+            record = await self._lane.run(self._publish, engine, request, draft, writer, entries)
+        except BaseException:
+            writer.abort()
+            raise
+        return Added(
+            record=record,
+            reused_tokens=exported.restored_tokens,
+            prefilled_tokens=exported.prefilled_tokens,
+            prefill_s=exported.prefill_s,
+            new_bytes=_written_bytes(exported.chunks),
+        )
+
+    def _write_head(self, writer: PackWriter, request: AddRequest, draft: _Draft) -> dict[int, ChunkEntry]:
+        """Token ids and context go in as chunks; tiles of whole reused blocks are referenced where they lie."""
+        entries: dict[int, ChunkEntry] = {}
+        token_bytes = memoryview(tokens_to_bytes(request.tokens))
+        context = memoryview(request.context)
+        heads = {ChunkKind.TOKENS: token_bytes, ChunkKind.CONTEXT: context}
+        offsets = dict.fromkeys(heads, 0)
+        for spec in draft.plan:
+            if spec.kind is ChunkKind.TILE:
+                if spec.block >= draft.first_block:
+                    break
+                assert draft.source is not None  # noqa: S101 - a first block above 0 comes from a source
+                entries[spec.index] = _source_entry(draft.source, draft.plan, spec.index)
+                writer.reference(spec.index, entries[spec.index])
+                continue
+            start = offsets[spec.kind]
+            offsets[spec.kind] = start + spec.raw_size_bytes
+            data = bytes(heads[spec.kind][start : start + spec.raw_size_bytes])
+            entries[spec.index] = ChunkEntry(len(data), writer.put(spec.index, data))
+        return entries
+
+    async def _export(
+        self, engine: Engine, request: AddRequest, draft: _Draft, writer: PackWriter, progress: ProgressCallback | None
+    ) -> Exported:
+        restore = None
+        if draft.source is not None:
+            restore = await self._lane.run(restore_plan, self._store, draft.source.record, draft.source.n_tokens)
+            if restore is None:
+                raise StoreError(
+                    "a chunk of the stored prefix disappeared while it was being extended",
+                    hint="Run the command again.",
+                )
+        export = ExportRequest(
+            tokens=request.tokens,
+            restore=restore,
+            pack_path=writer.path,
+            pack_offset=writer.next_offset,
+            first_block=draft.first_block,
+            codec=request.codec,
+            context_size_bytes=len(request.context),
+        )
+        async for event in engine.export(export):
+            if isinstance(event, Exported):
+                return event
+            if isinstance(event, PrefillProgress) and progress is not None:
+                await progress(event.done_tokens, event.total_tokens)
+        raise EngineError("the engine ended an export without a result", hint="Run the command again.")
+
+    def _publish(
+        self, engine: Engine, request: AddRequest, draft: _Draft, writer: PackWriter, entries: dict[int, ChunkEntry]
+    ) -> ArtifactRecord:
+        namespace = self._identity.namespaces()[0]
+        key = self._identity.signing_key()
+        keys = block_keys(namespace.prefix_root(draft.fingerprint.hash), request.tokens)
+        listed = [entries[index] for index in range(len(draft.plan))]
+        manifest = _manifest(
+            engine, request, draft, namespace=namespace, last_key=keys[-1], publisher=key.public, entries=listed
+        )
+        envelope = seal(StatementType.MANIFEST, encode_manifest(manifest), key)
+        return writer.publish(envelope, keys=keys, pinned=request.pinned)
+
+
+def _manifest(
+    engine: Engine,
+    request: AddRequest,
+    draft: _Draft,
+    *,
+    namespace: Namespace,
+    last_key: PrefixKey,
+    publisher: bytes,
+    entries: list[ChunkEntry],
+) -> Manifest:
+    return Manifest(
+        version=MANIFEST_VERSION,
+        fingerprint=draft.fingerprint,
+        namespace=namespace.id,
+        n_tokens=len(request.tokens),
+        block_tokens=BLOCK_TOKENS,
+        groups=draft.plan.groups,
+        codec=request.codec,
+        n_chunks=len(entries),
+        total_size_bytes=sum(entry.length_bytes for entry in entries),
+        root=pages_root(encode_pages(entries)),
+        last_prefix_key=last_key,
+        producer=engine.info.producer,
+        continuation=(),
+        derived_from=derived_spans(draft.source, publisher),
+        context_size_bytes=len(request.context),
+        created=request.created_s,
+        publisher=publisher,
+    )
+
+
+def derived_spans(source: PrefixHit | None, publisher: bytes) -> tuple[DerivedSpan, ...]:
+    """Every span of blocks that ``publisher`` did not compute itself, when it extends ``source``.
+
+    What the source took from others stays named, cut to the blocks in use (spans that it took back from ``publisher``
+    are dropped: a key need not name itself); the source itself is named when somebody else signed it.
+    """
+    if source is None or source.n_tokens == 0:
+        return ()
+    last_block = (source.n_tokens - 1) // BLOCK_TOKENS
+    inherited = [
+        DerivedSpan(span.artifact, span.publisher, span.first_block, min(span.last_block, last_block))
+        for span in source.manifest.derived_from
+        if span.first_block <= last_block and span.publisher != publisher
+    ]
+    if source.manifest.publisher != publisher:
+        inherited.append(DerivedSpan(source.artifact, source.manifest.publisher, 0, last_block))
+    return tuple(inherited)
+
+
+def _source_entry(source: PrefixHit, plan: ChunkPlan, index: int) -> ChunkEntry:
+    """The source's entry for the same tile; its index differs when token or context chunks differ in number."""
+    spec = plan[index]
+    return source.record.entries[source.manifest.plan().tiles_of_block(spec.block)[spec.group]]
+
+
+def _written_bytes(chunks: Sequence[WrittenChunk]) -> int:
+    return sum(chunk.length_bytes for chunk in chunks)

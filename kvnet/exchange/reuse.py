@@ -1,0 +1,165 @@
+"""Find the longest stored prefix of a prompt, and say how to restore it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan
+from kvnet.exchange.identity import Identity
+from kvnet.format.chunks import ChunkKind
+from kvnet.format.fingerprint import Comparison, Fingerprint, Verdict, compare
+from kvnet.format.hashes import ArtifactHash
+from kvnet.format.manifest import Manifest, encode_manifest
+from kvnet.format.prefix import BLOCK_TOKENS, block_keys, common_prefix
+from kvnet.store.interface import ArtifactRecord, Store
+from kvnet.trust.policy import Refusal
+
+MAX_CANDIDATES = 64
+"""Artifacts whose token ids are compared for one prompt; a bound on work, far above what one prefix has in practice."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A stored artifact whose first ``n_tokens`` tokens are those of the prompt, and whose use is allowed."""
+
+    record: ArtifactRecord
+    n_tokens: int
+    comparison: Comparison
+
+    @property
+    def artifact(self) -> ArtifactHash:
+        """Its artifact hash."""
+        return self.record.hash
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest."""
+        return self.record.manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An artifact that fits the prompt and is not used, with the reason in words."""
+
+    artifact: ArtifactHash
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the store has for a prompt: the best usable hit, and what was turned down."""
+
+    hit: PrefixHit | None
+    rejected: tuple[Rejected, ...] = ()
+
+
+def judge(
+    manifest: Manifest, artifact: ArtifactHash, info: ModelInfo, identity: Identity, *, exact_only: bool
+) -> Comparison | Rejected:
+    """May this model continue from this artifact, under the policy in force?
+
+    Args:
+        manifest: of the artifact; its signature has been checked.
+        artifact: its hash, for the reason.
+        info: the model that would continue.
+        identity: whose policy counts.
+        exact_only: take only the verdict ``EXACT``.
+    """
+    verdict = identity.policy().judge(manifest)
+    if isinstance(verdict, Refusal):
+        return Rejected(artifact, verdict.code, verdict.text)
+    if info.fingerprint is None:
+        return Rejected(artifact, "not_shareable", info.refusal)
+    comparison = compare(info.fingerprint, manifest.fingerprint, info.producer, manifest.producer, codec=manifest.codec)
+    if comparison.verdict is Verdict.INCOMPATIBLE:
+        return Rejected(artifact, "incompatible", "; ".join(comparison.differences))
+    if exact_only and comparison.verdict is not Verdict.EXACT:
+        return Rejected(artifact, "not_exact", "; ".join(comparison.differences))
+    return comparison
+
+
+def find_local(
+    store: Store,
+    info: ModelInfo,
+    identity: Identity,
+    tokens: Sequence[int],
+    *,
+    limit_tokens: int,
+    exact_only: bool = False,
+) -> Found:
+    """The usable stored artifact that shares the longest run of tokens with ``tokens``.
+
+    Token ids are compared, never keys alone: a forced key collision is a miss.
+
+    Args:
+        store: where to look; read in the calling thread.
+        info: the model that would continue.
+        identity: namespaces to look in and the policy.
+        tokens: the prompt's token ids.
+        limit_tokens: reuse at most this many (a generation leaves one token to feed).
+        exact_only: take only artifacts whose verdict is ``EXACT``.
+    """
+    best: PrefixHit | None = None
+    rejected: list[Rejected] = []
+    if info.fingerprint is None or limit_tokens <= 0:
+        return Found(None)
+    for artifact in _candidates(store, info.fingerprint, identity, tokens):
+        record = store.get(artifact)
+        if record is None:
+            continue
+        verdict = judge(record.manifest, artifact, info, identity, exact_only=exact_only)
+        if isinstance(verdict, Rejected):
+            rejected.append(verdict)
+            continue
+        shared = min(common_prefix(store.tokens_of(artifact), tokens), limit_tokens)
+        held = held_tokens(store, record, shared)
+        if held > 0 and (best is None or held > best.n_tokens):
+            best = PrefixHit(record, held, verdict)
+    return Found(best, tuple(rejected))
+
+
+def _candidates(
+    store: Store, fingerprint: Fingerprint, identity: Identity, tokens: Sequence[int]
+) -> list[ArtifactHash]:
+    """Artifacts worth comparing, those with the deepest equal key first.
+
+    An artifact that agrees with the prompt in a whole block has an equal key there. One that agrees in less has none,
+    so that those of the same model are compared too, as long as nothing deeper was found.
+    """
+    found: list[ArtifactHash] = []
+    for namespace in identity.namespaces():
+        keys = block_keys(namespace.prefix_root(fingerprint.hash), tokens)
+        matches = store.find_prefix(namespace.id, list(reversed(keys)))
+        deepest = max((n_blocks for _, n_blocks in matches), default=0)
+        found += [artifact for artifact, _ in sorted(matches, key=lambda match: -match[1])]
+        if deepest == 0:
+            found += store.artifacts_of(fingerprint.hash, namespace.id)
+    return list(dict.fromkeys(found))[:MAX_CANDIDATES]
+
+
+def held_tokens(store: Store, record: ArtifactRecord, n_tokens: int) -> int:
+    """How many of the first ``n_tokens`` tokens have every tile in the store.
+
+    A partly fetched artifact counts as far as its tiles reach without a gap.
+    """
+    if record.complete:
+        return n_tokens
+    plan = record.manifest.plan()
+    for block in range((n_tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
+        if not all(store.has_chunk(record.entries[index].hash) for index in plan.tiles_of_block(block)):
+            return min(n_tokens, block * BLOCK_TOKENS)
+    return n_tokens
+
+
+def restore_plan(store: Store, record: ArtifactRecord, n_tokens: int) -> RestorePlan | None:
+    """Where the tiles of the first ``n_tokens`` tokens lie; ``None`` when one of them has gone meanwhile."""
+    plan = record.manifest.plan()
+    refs: list[ChunkRef] = []
+    for index in plan.needed_for(n_tokens):
+        if plan[index].kind is not ChunkKind.TILE:
+            continue
+        location = store.locate(record.entries[index].hash)
+        if location is None:
+            return None
+        refs.append(ChunkRef(index, location.path, location.offset, location.length_bytes, location.hash))
+    return RestorePlan(encode_manifest(record.manifest), n_tokens, tuple(refs))

@@ -1,0 +1,184 @@
+"""Serve: answer peers' requests from the store, as far as the serve machine allows."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import trio
+
+from kvnet.errors import KvnetError, NotInStoreError
+from kvnet.exchange.frames import receive_frame
+from kvnet.exchange.identity import Identity
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.session import PeerSession
+from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.network.interface import ByteStream
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import (
+    ChunkHeader,
+    ChunkRefused,
+    GetChunks,
+    RefusalReason,
+    Reply,
+    Request,
+    decode_chunk_request,
+    encode_message,
+)
+from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
+from kvnet.store.interface import ArtifactRecord, Store
+
+CHUNK_STREAM_REST_S = 60.0
+"""Seconds a chunk stream may rest between two requests before it is closed."""
+
+WRITE_SIZE_BYTES = 256 * 1024
+"""Bytes of one write to a stream; larger ones gain nothing over the control transport."""
+
+FindSession = Callable[[PeerId, bytes], PeerSession | None]
+"""The open control session of a peer that has this session id."""
+
+
+class ChunkServer:
+    """Answers lookups, manifests, chunk lists and chunks.
+
+    Args:
+        store: what is held.
+        lane: where blocking store work runs.
+        identity: namespaces and policy; read afresh at every request.
+        find_session: who may name which session on a chunk stream.
+        limits: what one peer may ask for.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lane: Lane,
+        identity: Identity,
+        find_session: FindSession,
+        limits: ServeLimits | None = None,
+    ) -> None:
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+        self._find_session = find_session
+        self._machine = ServeMachine(limits)
+        self._table = HeldTable(identity.namespaces())
+        self.counters: Counter[str] = Counter()
+
+    async def load(self) -> None:
+        """Offer everything that is in the store, for the namespaces as they are now."""
+        namespaces = self._identity.namespaces()
+        table = HeldTable(namespaces)
+        for namespace in namespaces:
+            rows = await self._lane.run(self._store.prefix_rows, namespace.id)
+            for artifact, keys in _by_artifact(rows).items():
+                record = await self._lane.run(self._store.get, artifact)
+                if record is not None:
+                    table.add(record, keys)
+        self._table = table
+
+    def offer(self, record: ArtifactRecord, keys: Iterable[PrefixKey]) -> None:
+        """Offer one more artifact."""
+        self._table.add(record, keys)
+
+    def withdraw(self, artifact: ArtifactHash) -> None:
+        """Offer an artifact no longer."""
+        self._table.remove(artifact)
+
+    @property
+    def serving(self) -> bool:
+        """Whether anything is answered but refusals."""
+        return self._machine.serving
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._machine.serving = serving
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def peer_gone(self, peer: PeerId) -> None:
+        """The last session with a peer has ended."""
+        self._machine.peer_gone(peer)
+
+    def answer(self, session: PeerSession, request: Request) -> Reply:
+        """The reply to a control request."""
+        self.counters[f"requests_{type(request).__name__}"] += 1
+        decision: SendReply = self._machine.decide(
+            session.peer,
+            session.opened.slots,
+            request,
+            self._table,
+            self._identity.policy(),
+            trio.current_time(),
+        )
+        return decision.reply
+
+    async def serve_chunks(self, peer: PeerId, stream: ByteStream) -> None:
+        """Answer the chunk requests on one stream until the peer ends it."""
+        stream.idle_timeout_s = None
+        while True:
+            frame = None
+            with trio.move_on_after(CHUNK_STREAM_REST_S):
+                frame = await receive_frame(stream)
+            if frame is None:
+                return
+            await self._serve_request(peer, stream, decode_chunk_request(frame))
+
+    async def _serve_request(self, peer: PeerId, stream: ByteStream, request: GetChunks) -> None:
+        session = self._find_session(peer, request.session)
+        slots: Mapping[int, int] | None = session.opened.slots if session is not None else None
+        policy = self._identity.policy()
+        plan = self._machine.decide_chunks(peer, slots, request, self._table, policy, trio.current_time())
+        if isinstance(plan, RefuseChunks):
+            self.counters["chunk_requests_refused"] += 1
+            for index in plan.indices:
+                await _refuse(stream, index, plan.reason)
+            return
+        try:
+            await self._send_chunks(peer, stream, request, plan)
+        finally:
+            self._machine.finished_chunks(peer)
+
+    async def _send_chunks(self, peer: PeerId, stream: ByteStream, request: GetChunks, plan: SendChunks) -> None:
+        """In the order asked for; each chunk is read and hashed again right before it goes out."""
+        not_held = set(plan.not_held)
+        for index in request.indices:
+            data = None if index in not_held else await self._read(plan, index)
+            if data is None:
+                await _refuse(stream, index, RefusalReason.NOT_HELD)
+                continue
+            await trio.sleep(self._machine.delay_s(peer, len(data), trio.current_time()))
+            await _send_chunk(stream, index, data)
+            self.counters["chunks_served"] += 1
+            self.counters["bytes_served"] += len(data)
+
+    async def _read(self, plan: SendChunks, index: int) -> bytes | None:
+        """Stored bytes that match their hash, or ``None``: damaged bytes are never sent on."""
+        try:
+            return await self._lane.run(self._store.read_chunk, plan.artifact.entries[index].hash)
+        except NotInStoreError:
+            return None
+        except KvnetError:
+            self.counters["chunks_damaged"] += 1
+            return None
+
+
+async def _refuse(stream: ByteStream, index: int, reason: RefusalReason) -> None:
+    await stream.send_all(encode_frame(encode_message(ChunkRefused(index=index, reason=reason))))
+
+
+async def _send_chunk(stream: ByteStream, index: int, data: bytes) -> None:
+    """The header travels with the first bytes: one write less for a small chunk."""
+    header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
+    view = memoryview(data)
+    await stream.send_all(header + bytes(view[:WRITE_SIZE_BYTES]))
+    for start in range(WRITE_SIZE_BYTES, len(view), WRITE_SIZE_BYTES):
+        await stream.send_all(view[start : start + WRITE_SIZE_BYTES])
+
+
+def _by_artifact(rows: Iterable[tuple[PrefixKey, ArtifactHash, int]]) -> dict[ArtifactHash, list[PrefixKey]]:
+    """Each artifact's keys, the first block first."""
+    grouped: dict[ArtifactHash, list[tuple[int, PrefixKey]]] = {}
+    for key, artifact, n_blocks in rows:
+        grouped.setdefault(artifact, []).append((n_blocks, key))
+    return {artifact: [key for _, key in sorted(pairs)] for artifact, pairs in grouped.items()}
