@@ -4,8 +4,7 @@ A request is authorised by the namespace of the artifact it names, which both si
 never by a hash alone. A peer that has not proved the namespace gets the same answers, byte for byte, as one that asks
 for something nobody has: an empty lookup reply, or ``unknown``.
 
-The machine decides; its driver reads the store and sends. Every plan that is not a refusal counts as a request in
-flight until the driver calls `finished`.
+The machine decides; its driver reads the store and sends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,7 +137,6 @@ class ServeLimits:
     """What one peer may ask for.
 
     Attributes:
-        requests_in_flight: control requests being answered.
         chunk_requests_in_flight: chunk requests being answered.
         requests_per_s: control requests, on average.
         request_burst: control requests at once, before the average counts.
@@ -146,19 +144,11 @@ class ServeLimits:
         burst_bytes: chunk bytes at once, before the average counts.
     """
 
-    requests_in_flight: int = 32
     chunk_requests_in_flight: int = 8
     requests_per_s: float = 50.0
     request_burst: float = 200.0
     bytes_per_s: float = 0.0
     burst_bytes: float = 32 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SendReply:
-    """Answer a control request with this message."""
-
-    reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +190,6 @@ class _Bucket:
 class _Usage:
     requests: _Bucket
     bytes: _Bucket
-    in_flight: int = 0
     chunks_in_flight: int = 0
 
 
@@ -225,8 +214,8 @@ class ServeMachine:
         table: HeldTable,
         policy: TrustPolicy,
         now: float,
-    ) -> SendReply:
-        """The answer to a control request.
+    ) -> Reply:
+        """The answer to a control request; how many may be open at once is the session's to limit.
 
         Args:
             peer: who asks.
@@ -237,19 +226,19 @@ class ServeMachine:
             now: the time.
         """
         if isinstance(request, Ping):
-            return SendReply(Pong(request_id=request.request_id))
+            return Pong(request_id=request.request_id)
         reason = self._admit(peer, now)
         if reason is not None:
-            return SendReply(Refused(request_id=request.request_id, reason=reason))
+            return Refused(request_id=request.request_id, reason=reason)
         namespace = slots.get(request.slot)
         if isinstance(request, Lookup):
-            return SendReply(_lookup_reply(request, namespace, table, policy))
+            return _lookup_reply(request, namespace, table, policy)
         artifact = _find(table, namespace, request.artifact, policy)
         if artifact is None:
-            return SendReply(Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN))
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
         if isinstance(request, GetManifest):
-            return SendReply(ManifestReply(request_id=request.request_id, envelope=artifact.envelope))
-        return SendReply(_page_reply(request, artifact))
+            return ManifestReply(request_id=request.request_id, envelope=artifact.envelope)
+        return _page_reply(request, artifact)
 
     def decide_chunks(
         self,

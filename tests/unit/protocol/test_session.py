@@ -1,0 +1,490 @@
+"""The control session: handshake, order, correlation, patience."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvnet.errors import ConfigError, MalformedError, ProtocolViolationError, UnsupportedVersionError, UsageError
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.membership import Occasion, Role, make_proof
+from kvnet.protocol.messages import (
+    Challenge,
+    ChunkListReply,
+    GetChunkList,
+    GetManifest,
+    Hello,
+    Lookup,
+    LookupReply,
+    ManifestReply,
+    Match,
+    Ping,
+    Pong,
+    Proof,
+    Refused,
+    encode_message,
+)
+from kvnet.protocol.session import (
+    ControlSession,
+    ReplyReceived,
+    RequestReceived,
+    RequestTimedOut,
+    SessionConfig,
+    SessionExpired,
+    SessionLimits,
+    escape_text,
+)
+from kvnet.trust.namespace import Namespace
+from tests.unit.protocol.handshakes import ALICE, BOB, MALLORY, Pair, config, random_bytes, session
+from tests.unit.trust.samples import MINE, OTHER
+
+THIRD = Namespace("third", b"r" * 32, b"n" * 32)
+H = b"h" * 32
+
+
+def frame(message: Any) -> bytes:
+    return encode_frame(encode_message(message))
+
+
+def slot_of(pair: Pair) -> int:
+    assert pair.alice.opened is not None
+    [slot] = pair.alice.opened.slots
+    return slot
+
+
+# --- handshake ------------------------------------------------------------------------------------------------
+
+
+def test_members_open_a_session_with_the_same_slots_and_id() -> None:
+    pair = Pair.of([MINE, OTHER], [THIRD, OTHER]).pump()
+    assert pair.alice.opened is not None
+    assert pair.bob.opened is not None
+    assert pair.alice_saw == [pair.alice.opened]
+    assert pair.bob_saw == [pair.bob.opened]
+    [(slot, index)] = pair.alice.opened.slots.items()
+    assert (index, pair.bob.opened.slots) == (1, {slot: 1})
+    assert pair.alice.opened.session_id == pair.bob.opened.session_id
+    assert len(pair.alice.opened.session_id) == 16
+    assert pair.alice.opened.version == 1
+    assert pair.alice.opened.capabilities == {"serve"}
+    assert pair.alice.opened.agent == "kvnet/test"
+
+
+def test_peers_without_a_common_namespace_open_a_session_without_slots() -> None:
+    pair = Pair.of([MINE], [OTHER]).pump()
+    assert pair.alice.opened is not None
+    assert pair.alice.opened.slots == {}
+
+
+def test_peers_without_any_namespace_open_a_session_without_slots() -> None:
+    pair = Pair.of([], []).pump()
+    assert pair.bob.opened is not None
+    assert pair.bob.opened.slots == {}
+
+
+def test_sessions_of_the_same_peers_have_different_ids() -> None:
+    ids = set()
+    for label in ("first", "second"):
+        alice = session(Role.INITIATOR, ALICE, BOB, [MINE], label=label)
+        bob = session(Role.RESPONDER, BOB, ALICE, [MINE], label=label)
+        pair = Pair(alice, bob).pump()
+        assert pair.alice.opened is not None
+        ids.add(pair.alice.opened.session_id)
+    assert len(ids) == 2
+
+
+def test_agent_of_a_peer_is_escaped() -> None:
+    hostile = "evil\x1b[2J\u202e\\n\n"
+    alice = session(Role.INITIATOR, ALICE, BOB, [MINE], agent=hostile)
+    pair = Pair(alice, session(Role.RESPONDER, BOB, ALICE, [MINE])).pump()
+    assert pair.bob.opened is not None
+    assert pair.bob.opened.agent == "evil\\x1b[2J\\u202e\\\\n\\n"
+    assert escape_text("Zürich 東京") == "Zürich 東京"
+
+
+def test_agent_is_cut_to_what_a_message_takes() -> None:
+    alice = session(Role.INITIATOR, ALICE, BOB, [], agent="a" * 1000)
+    pair = Pair(alice, session(Role.RESPONDER, BOB, ALICE, [])).pump()
+    assert pair.bob.opened is not None
+    assert pair.bob.opened.agent == "a" * 128
+
+
+def test_relayed_handshake_proves_nothing() -> None:
+    """Mallory hands every byte on between Alice, who talks to her, and Bob, who talks to her."""
+    alice = session(Role.INITIATOR, ALICE, MALLORY, [MINE])
+    bob = session(Role.RESPONDER, BOB, MALLORY, [MINE])
+    pair = Pair(alice, bob).pump()
+    assert pair.alice.opened is not None
+    assert pair.bob.opened is not None
+    assert pair.alice.opened.slots == {}
+    assert pair.bob.opened.slots == {}
+
+
+def test_nonce_sent_back_is_a_violation() -> None:
+    bob = session(Role.RESPONDER, BOB, MALLORY, [MINE])
+    with pytest.raises(ProtocolViolationError, match="ours sent back"):
+        bob.receive(bob.take_output(), 0.0)
+    assert bob.closed
+
+
+def test_reflected_proof_proves_nothing() -> None:
+    bob = session(Role.RESPONDER, BOB, MALLORY, [MINE])
+    bob.take_output()
+    hello = Hello(versions=(1,), capabilities=(), agent="")
+    bob.receive(frame(hello) + frame(Challenge(nonce=H)), 0.0)
+    proof_of_bob = bob.take_output()
+    [opened] = bob.receive(proof_of_bob, 0.0)
+    assert opened == bob.opened
+    assert bob.opened is not None
+    assert bob.opened.slots == {}
+
+
+def test_proof_for_another_nonce_proves_nothing() -> None:
+    setup = config(Role.RESPONDER, BOB, ALICE, [MINE])
+    bob = ControlSession(setup, 0.0)
+    bob.take_output()
+    stale = Occasion(Role.INITIATOR, ALICE, BOB, H, b"an older nonce of Bob's" + bytes(9))
+    proof = Proof(entries=tuple(make_proof([MINE], stale, random_bytes("stale", 256))))
+    hello = Hello(versions=(1,), capabilities=(), agent="")
+    bob.receive(frame(hello) + frame(Challenge(nonce=H)) + frame(proof), 0.0)
+    assert bob.opened is not None
+    assert bob.opened.slots == {}
+    # The same with Bob's nonce of this session is a proof.
+    fresh = Occasion(Role.INITIATOR, ALICE, BOB, H, setup.nonce)
+    again = ControlSession(setup, 0.0)
+    proof = Proof(entries=tuple(make_proof([MINE], fresh, random_bytes("stale", 256))))
+    again.receive(frame(hello) + frame(Challenge(nonce=H)) + frame(proof), 0.0)
+    assert again.opened is not None
+    assert list(again.opened.slots.values()) == [0]
+
+
+def test_peer_of_other_versions_is_told_apart_from_a_broken_one() -> None:
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    with pytest.raises(UnsupportedVersionError, match="speaks protocol version 1, found one that speaks 2, 3"):
+        bob.receive(frame(Hello(versions=(2, 3), capabilities=(), agent="")), 0.0)
+    assert bob.closed
+
+
+def test_peer_that_also_speaks_later_versions_is_spoken_to_in_ours() -> None:
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    bob.receive(frame(Hello(versions=(1, 2), capabilities=("later", "serve"), agent="")), 0.0)
+    bob.receive(frame(Challenge(nonce=H)) + frame(Proof(entries=tuple(bytes([n]) * 32 for n in range(8)))), 0.0)
+    assert bob.opened is not None
+    assert bob.opened.version == 1
+    assert bob.opened.capabilities == {"later", "serve"}
+
+
+@pytest.mark.parametrize("versions", [(2, 1), (1, 1)])
+def test_versions_out_of_order_are_a_violation(versions: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolViolationError, match="ascending"):
+        session(Role.RESPONDER, BOB, ALICE, []).receive(frame(Hello(versions=versions, capabilities=(), agent="")), 0.0)
+
+
+HELLO = Hello(versions=(1,), capabilities=(), agent="")
+CHALLENGE = Challenge(nonce=H)
+PROOF = Proof(entries=tuple(bytes([n]) * 32 for n in range(8)))
+LOOKUP = Lookup(request_id=0, slot=0, keys=(H,))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [CHALLENGE],
+        [PROOF],
+        [LOOKUP],
+        [Ping(request_id=0)],
+        [HELLO, HELLO],
+        [HELLO, PROOF],
+        [HELLO, LOOKUP],
+        [HELLO, CHALLENGE, CHALLENGE],
+        [HELLO, CHALLENGE, LOOKUP],
+        [HELLO, CHALLENGE, PROOF, PROOF],
+        [HELLO, CHALLENGE, PROOF, HELLO],
+        [HELLO, CHALLENGE, PROOF, Pong(request_id=0)],
+        [HELLO, CHALLENGE, PROOF, Refused(request_id=0, reason="busy")],
+        [HELLO, CHALLENGE, PROOF, LookupReply(request_id=9, matches=())],
+        [HELLO, CHALLENGE, PROOF, LOOKUP, LOOKUP],
+    ],
+    ids=lambda sent: "-".join(type(message).__name__ for message in sent),
+)
+def test_message_out_of_order_is_a_violation_and_ends_the_session(sent: list[Any]) -> None:
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    for message in sent[:-1]:
+        bob.receive(frame(message), 0.0)
+    with pytest.raises(ProtocolViolationError):
+        bob.receive(frame(sent[-1]), 0.0)
+    assert bob.closed
+    assert bob.next_deadline() is None
+    assert bob.on_time(1000.0) == []
+    with pytest.raises(ProtocolViolationError, match="is over"):
+        bob.receive(b"", 0.0)
+
+
+def test_handshake_that_takes_too_long_expires() -> None:
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    bob.receive(frame(HELLO), 9.0)
+    assert bob.next_deadline() == 10.0
+    assert bob.on_time(9.9) == []
+    assert bob.on_time(10.0) == [SessionExpired("handshake")]
+    assert bob.closed
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"other": BOB}, UsageError),
+        ({"nonce": H + b"!"}, UsageError),
+        ({"padding": b""}, UsageError),
+        ({"namespaces": [MINE] * 9}, ConfigError),
+    ],
+)
+def test_config_that_cannot_be_is_refused_before_a_byte_is_sent(fields: dict[str, Any], error: type[Exception]) -> None:
+    good: dict[str, Any] = {
+        "role": Role.RESPONDER, "own": BOB, "other": ALICE, "namespaces": [MINE], "nonce": H,
+        "padding": random_bytes("p", 256),
+    }  # fmt: skip
+    with pytest.raises(error):
+        ControlSession(SessionConfig(**(good | fields)), 0.0)
+
+
+# --- requests and replies -------------------------------------------------------------------------------------
+
+REQUESTS: list[tuple[Any, Any]] = [
+    (Lookup(request_id=0, slot=0, keys=(H,)), LookupReply(request_id=0, matches=())),
+    (GetManifest(request_id=0, slot=0, artifact=H), ManifestReply(request_id=0, envelope=b"e")),
+    (GetChunkList(request_id=0, slot=0, artifact=H, page=1), ChunkListReply(request_id=0, page=b"p")),
+    (GetManifest(request_id=0, slot=0, artifact=H), Refused(request_id=0, reason="unknown")),
+]
+
+
+def with_slot(message: Any, slot: int) -> Any:
+    return type(message)(**({name: getattr(message, name) for name in message.__struct_fields__} | {"slot": slot}))
+
+
+@pytest.mark.parametrize(("request_", "reply"), REQUESTS)
+def test_reply_comes_back_with_the_request_it_answers(request_: Any, reply: Any) -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    asked = with_slot(request_, slot_of(pair))
+    assert pair.alice.request(asked, 0.0) == 0
+    pair.pump()
+    assert pair.bob_saw == [RequestReceived(asked)]
+    pair.bob.reply(reply)
+    pair.pump()
+    assert pair.alice_saw == [ReplyReceived(asked, reply)]
+    assert pair.alice.next_deadline() == 60.0
+
+
+def test_both_sides_may_ask_and_answers_may_come_in_any_order() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    slot = slot_of(pair)
+    asked = [GetManifest(request_id=number, slot=slot, artifact=bytes([number]) * 32) for number in range(3)]
+    for message in asked:
+        pair.alice.request(message, 0.0)
+    pair.bob.request(asked[0], 0.0)
+    pair.pump()
+    for number in (2, 0, 1):
+        pair.bob.reply(ManifestReply(request_id=number, envelope=bytes([number])))
+    pair.alice.reply(Refused(request_id=0, reason="busy"))
+    pair.pump()
+    replies = [event for event in pair.alice_saw if isinstance(event, ReplyReceived)]
+    assert [(event.request.request_id, event.reply.request_id) for event in replies] == [(2, 2), (0, 0), (1, 1)]
+    assert ReplyReceived(asked[0], Refused(request_id=0, reason="busy")) in pair.bob_saw
+
+
+def test_request_in_a_namespace_that_is_not_proved_is_not_even_sent() -> None:
+    pair = Pair.of([MINE, OTHER], [OTHER]).opened()
+    for slot in set(range(8)) - {slot_of(pair)}:
+        with pytest.raises(UsageError, match="a slot that both sides have proved"):
+            pair.alice.request(Lookup(request_id=0, slot=slot, keys=(H,)), 0.0)
+    assert pair.alice.take_output() == b""
+
+
+def test_request_before_the_handshake_is_not_sent() -> None:
+    with pytest.raises(UsageError, match="an open control session"):
+        session(Role.INITIATOR, ALICE, BOB, [MINE]).request(LOOKUP, 0.0)
+
+
+def test_reply_to_nothing_or_of_another_kind_is_not_sent() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.request(with_slot(LOOKUP, slot_of(pair)), 0.0)
+    pair.pump()
+    for reply in (ManifestReply(request_id=0, envelope=b"e"), LookupReply(request_id=1, matches=())):
+        with pytest.raises(UsageError, match="none"):
+            pair.bob.reply(reply)
+    pair.bob.reply(LookupReply(request_id=0, matches=()))
+    with pytest.raises(UsageError):
+        pair.bob.reply(LookupReply(request_id=0, matches=()))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ManifestReply(request_id=0, envelope=b"e"),
+        Pong(request_id=0),
+        LookupReply(request_id=1, matches=()),
+        LookupReply(
+            request_id=0,
+            matches=(Match(key_index=1, artifact=H, n_tokens=1, codec="raw", size_bytes=1),),
+        ),
+        LookupReply(
+            request_id=0,
+            matches=(Match(key_index=0, artifact=H, n_tokens=1, codec="raw", size_bytes=1),) * 2,
+        ),
+    ],
+)
+def test_reply_that_does_not_fit_the_request_is_a_violation(reply: Any) -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.request(with_slot(LOOKUP, slot_of(pair)), 0.0)
+    with pytest.raises(ProtocolViolationError):
+        pair.alice.receive(frame(reply), 0.0)
+
+
+def test_matches_that_are_not_deepest_first_are_a_violation() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.request(Lookup(request_id=0, slot=slot_of(pair), keys=(H, b"k" * 32)), 0.0)
+    matches = tuple(
+        Match(key_index=index, artifact=bytes([index]) * 32, n_tokens=1, codec="raw", size_bytes=1) for index in (1, 0)
+    )
+    with pytest.raises(ProtocolViolationError, match="deepest first"):
+        pair.alice.receive(frame(LookupReply(request_id=0, matches=matches)), 0.0)
+
+
+def test_second_answer_to_a_request_is_a_violation() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.request(with_slot(LOOKUP, slot_of(pair)), 0.0)
+    reply = frame(LookupReply(request_id=0, matches=()))
+    pair.alice.receive(reply, 0.0)
+    with pytest.raises(ProtocolViolationError, match="an answer to an open request"):
+        pair.alice.receive(reply, 0.0)
+
+
+def test_more_requests_than_allowed_are_refused_as_busy_and_cost_nothing_more() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    slot = slot_of(pair)
+    lookups = b"".join(
+        frame(Lookup(request_id=number, slot=slot, keys=(H,)))
+        for number in range(SessionLimits().requests_in_flight + 5)
+    )
+    events = pair.bob.receive(lookups, 0.0)
+    assert len(events) == 64
+    assert pair.bob.take_output() == b"".join(frame(Refused(request_id=64 + n, reason="busy")) for n in range(5))
+
+
+def test_we_do_not_ask_more_at_once_than_a_peer_allows() -> None:
+    pair = Pair.of([MINE], [MINE], SessionLimits(requests_in_flight=2)).opened()
+    for _ in range(2):
+        pair.alice.request(with_slot(LOOKUP, slot_of(pair)), 0.0)
+    with pytest.raises(UsageError, match="at most 2 open requests"):
+        pair.alice.request(with_slot(LOOKUP, slot_of(pair)), 0.0)
+
+
+# --- patience -------------------------------------------------------------------------------------------------
+
+
+def test_request_without_an_answer_times_out_and_a_late_answer_is_ignored() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    asked = with_slot(LOOKUP, slot_of(pair))
+    pair.alice.request(asked, 1.0)
+    assert pair.alice.next_deadline() == 16.0
+    assert pair.alice.on_time(15.0) == []
+    assert pair.alice.on_time(16.0) == [RequestTimedOut(asked)]
+    assert pair.alice.receive(frame(LookupReply(request_id=0, matches=())), 17.0) == []
+    with pytest.raises(ProtocolViolationError):
+        pair.alice.receive(frame(LookupReply(request_id=0, matches=())), 18.0)
+
+
+def test_peer_that_never_answers_is_given_up() -> None:
+    pair = Pair.of([MINE], [MINE], SessionLimits(requests_in_flight=2)).opened()
+    asked = with_slot(LOOKUP, slot_of(pair))
+    pair.alice.request(asked, 0.0)
+    assert pair.alice.on_time(15.0) == [RequestTimedOut(asked)]
+    pair.alice.request(asked, 15.0)
+    *_, last = pair.alice.on_time(30.0)
+    assert last == SessionExpired("unanswered")
+
+
+def test_silent_peer_is_pinged_and_one_that_lives_stays() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    assert pair.alice.next_deadline() == 60.0
+    assert pair.alice.on_time(60.0) == []
+    assert pair.alice.next_deadline() == 75.0
+    assert pair.alice.on_time(61.0) == []
+    pair.now = 61.0
+    pair.pump()
+    assert pair.alice_saw == []
+    assert pair.bob_saw == []
+    assert pair.alice.next_deadline() == 121.0
+
+
+def test_peer_that_does_not_answer_a_ping_is_given_up() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.on_time(60.0)
+    assert pair.alice.on_time(75.0) == [SessionExpired("silent")]
+    assert pair.alice.closed
+
+
+def test_ping_is_answered_by_the_session_itself() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    assert pair.bob.receive(frame(Ping(request_id=7)), 0.0) == []
+    assert pair.bob.take_output() == frame(Pong(request_id=7))
+    assert pair.alice.request(Ping(request_id=0), 0.0) == 0
+    assert pair.alice.receive(frame(Pong(request_id=0)), 0.0) == []
+
+
+def test_end_of_the_stream_inside_a_message_is_noticed() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.alice.receive(frame(Ping(request_id=0))[:-1], 0.0)
+    with pytest.raises(ProtocolViolationError, match="the stream ended"):
+        pair.alice.receive_end()
+    assert pair.alice.closed
+
+
+def test_end_of_the_stream_between_messages_is_a_clean_end() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    pair.bob.receive_end()
+    assert pair.bob.closed
+
+
+# --- hostile bytes --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_session_opens_however_the_stream_is_cut(cuts: list[int]) -> None:
+    alice = session(Role.INITIATOR, ALICE, BOB, [MINE])
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    for _ in range(3):
+        for sender, receiver in ((alice, bob), (bob, alice)):
+            data = sender.take_output()
+            position = turn = 0
+            while position < len(data):
+                size = cuts[turn % len(cuts)]
+                receiver.receive(data[position : position + size], 0.0)
+                position, turn = position + size, turn + 1
+    assert alice.opened is not None
+    assert bob.opened is not None
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200)
+def test_any_bytes_leave_the_session_waiting_or_end_it(data: bytes) -> None:
+    bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+    try:
+        assert bob.receive(data, 0.0) == []
+    except MalformedError:
+        assert bob.closed
+
+
+def test_ten_thousand_damaged_streams_end_in_nothing_but_malformed_errors() -> None:
+    rng = random.Random(6)
+    stream = frame(HELLO) + frame(CHALLENGE) + frame(PROOF) + frame(LOOKUP) + frame(Ping(request_id=3))
+    for _ in range(10_000):
+        data = bytearray(stream)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        bob = session(Role.RESPONDER, BOB, ALICE, [MINE])
+        try:
+            bob.receive(bytes(data), 0.0)
+        except MalformedError:
+            assert bob.closed
