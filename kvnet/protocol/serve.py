@@ -66,7 +66,7 @@ class _Shelf:
 
     namespace: Namespace
     artifacts: dict[LookupKey, HeldArtifact] = field(default_factory=dict)
-    keys: dict[LookupKey, dict[LookupKey, int]] = field(default_factory=dict)
+    holders: dict[LookupKey, set[LookupKey]] = field(default_factory=dict)
     keys_of: dict[LookupKey, list[LookupKey]] = field(default_factory=dict)
 
 
@@ -98,8 +98,8 @@ class HeldTable:
         name = shelf.namespace.keyed_artifact(artifact.hash)
         shelf.artifacts[name] = artifact
         shelf.keys_of[name] = [shelf.namespace.lookup_key(key) for key in prefix_keys]
-        for n_blocks, key in enumerate(shelf.keys_of[name], start=1):
-            shelf.keys.setdefault(key, {})[name] = n_blocks
+        for key in shelf.keys_of[name]:
+            shelf.holders.setdefault(key, set()).add(name)
         return True
 
     def remove(self, artifact: ArtifactHash) -> None:
@@ -108,10 +108,9 @@ class HeldTable:
             name = shelf.namespace.keyed_artifact(artifact)
             if shelf.artifacts.pop(name, None) is not None:
                 for key in shelf.keys_of.pop(name):
-                    holders = shelf.keys[key]
-                    holders.pop(name, None)
-                    if not holders:
-                        del shelf.keys[key]
+                    shelf.holders[key].discard(name)
+                    if not shelf.holders[key]:
+                        del shelf.holders[key]
 
     def __len__(self) -> int:
         return sum(len(shelf.artifacts) for shelf in self._shelves)
@@ -127,7 +126,7 @@ class HeldTable:
         shelf = self._shelves[index]
         found: dict[LookupKey, int] = {}
         for key_index, key in enumerate(keys):
-            for name in shelf.keys.get(LookupKey(key), {}):
+            for name in shelf.holders.get(LookupKey(key), ()):
                 found.setdefault(name, key_index)
         return [(key_index, name, shelf.artifacts[name]) for name, key_index in found.items()]
 
@@ -149,6 +148,13 @@ class ServeLimits:
     request_burst: float = 200.0
     bytes_per_s: float = 0.0
     burst_bytes: float = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SendReply:
+    """Answer a control request with this message."""
+
+    reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +220,7 @@ class ServeMachine:
         table: HeldTable,
         policy: TrustPolicy,
         now: float,
-    ) -> Reply:
+    ) -> SendReply:
         """The answer to a control request; how many may be open at once is the session's to limit.
 
         Args:
@@ -226,19 +232,19 @@ class ServeMachine:
             now: the time.
         """
         if isinstance(request, Ping):
-            return Pong(request_id=request.request_id)
+            return SendReply(Pong(request_id=request.request_id))
         reason = self._admit(peer, now)
         if reason is not None:
-            return Refused(request_id=request.request_id, reason=reason)
+            return SendReply(Refused(request_id=request.request_id, reason=reason))
         namespace = slots.get(request.slot)
         if isinstance(request, Lookup):
-            return _lookup_reply(request, namespace, table, policy)
+            return SendReply(_lookup_reply(request, namespace, table, policy))
         artifact = _find(table, namespace, request.artifact, policy)
         if artifact is None:
-            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+            return SendReply(Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN))
         if isinstance(request, GetManifest):
-            return ManifestReply(request_id=request.request_id, envelope=artifact.envelope)
-        return _page_reply(request, artifact)
+            return SendReply(ManifestReply(request_id=request.request_id, envelope=artifact.envelope))
+        return SendReply(_page_reply(request, artifact))
 
     def decide_chunks(
         self,
