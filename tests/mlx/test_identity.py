@@ -100,3 +100,15 @@ async def test_model_swapped_under_a_restarted_engine_is_refused(opener: Opener,
             await generate(engine, [5, 6, 7])
         with pytest.raises(EngineError, match="changed while it was in use"):
             await generate(engine, [5, 6, 7])
+
+
+async def test_model_whose_configuration_has_no_canonical_form_generates_and_is_not_shared(
+    opener: Opener, tmp_path: Path
+) -> None:
+    from tests.mlx.requests import generate
+
+    model = tinymodels.write_model(tmp_path / "model", {**tinymodels.LLAMA, "time_step_limit": [0.0, float("inf")]})
+    async with opener(model) as engine:
+        assert engine.info.fingerprint is None
+        assert engine.info.refusal.startswith("model configuration")
+        assert (await generate(engine, [5, 6, 7])).text

@@ -205,7 +205,8 @@ def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
 
 def _llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    key_dim = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    key_dim, query_dim = (head_dim * config[field] for field in ("num_key_value_heads", "num_attention_heads"))
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden),
         "model.norm.weight": (hidden,),
@@ -215,10 +216,10 @@ def _llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes |= {
             at + "input_layernorm.weight": (hidden,),
             at + "post_attention_layernorm.weight": (hidden,),
-            at + "self_attn.q_proj.weight": (hidden, hidden),
+            at + "self_attn.q_proj.weight": (query_dim, hidden),
             at + "self_attn.k_proj.weight": (key_dim, hidden),
             at + "self_attn.v_proj.weight": (key_dim, hidden),
-            at + "self_attn.o_proj.weight": (hidden, hidden),
+            at + "self_attn.o_proj.weight": (hidden, query_dim),
             at + "mlp.gate_proj.weight": (inner, hidden),
             at + "mlp.up_proj.weight": (inner, hidden),
             at + "mlp.down_proj.weight": (hidden, inner),

@@ -23,8 +23,8 @@ from kvnet.engine.mlx.fingerprinting import (
     read_config,
     weight_files,
 )
-from kvnet.errors import CompatibilityError, EngineError, KvnetError
-from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer, config_digest
+from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError
+from kvnet.format.fingerprint import Fingerprint, Producer, config_digest
 
 WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 """Names under which configurations give the longest context, most usual first."""
@@ -62,22 +62,22 @@ def load_folder(
     weights = digest_weights(files, digests)
     if [FileStamp.of(file) for file in files] != stamps:
         raise EngineError("the weights changed while the model was loaded", hint="try again once they are complete")
-    layers, refusal = _layers_of(model)
+    fingerprint, refusal = _identify(weights, config, model)
     return LoadedModel(
         model,
         tokenizer,
         ModelInfo(
             name=folder.name,
             path=folder,
-            fingerprint=_fingerprint(weights, config, model, layers) if layers else None,
+            fingerprint=fingerprint,
             producer=producer_of(blas),
             tokenizer_digest=digest_tokenizer(folder),
             template_digest=digest_template(tokenizer.chat_template),
             window_tokens=window_of(config),
-            kv_bytes_per_token=layers.bytes_per_token if layers else 0,
+            kv_bytes_per_token=fingerprint.layers.bytes_per_token if fingerprint else 0,
             weights_size_bytes=_size_of(model),
             memory_budget_bytes=memory_budget_bytes or runtime.total_memory_bytes(),
-            shareable=layers is not None,
+            shareable=fingerprint is not None,
             refusal=refusal,
         ),
     )
@@ -103,7 +103,8 @@ def _size_of(model: Any) -> int:
     return sum(int(array.nbytes) for _, array in tensors)
 
 
-def _layers_of(model: Any) -> tuple[LayerLayout | None, str]:
+def _identify(weights: bytes, config: dict[str, Any], model: Any) -> tuple[Fingerprint | None, str]:
+    """The model's fingerprint, or why it has none and its K/V cannot be shared; it can still generate."""
     caches = list(make_prompt_cache(model))
     if refusal := refusal_of(caches):
         return None, refusal
@@ -111,19 +112,17 @@ def _layers_of(model: Any) -> tuple[LayerLayout | None, str]:
     model(mx.array([[0]]), cache=caches)
     evaluate(caches)
     try:
-        return layout_of(caches), ""
-    except CompatibilityError as error:
+        fingerprint = Fingerprint(
+            weights=weights,
+            config=config_digest(config),
+            adapters=(),
+            architecture=type(model).__module__.rpartition(".")[2],
+            layers=layout_of(caches),
+        )
+        fingerprint.encode()
+    except (CompatibilityError, MalformedError) as error:
         return None, error.message
-
-
-def _fingerprint(weights: bytes, config: dict[str, Any], model: Any, layers: LayerLayout) -> Fingerprint:
-    return Fingerprint(
-        weights=weights,
-        config=config_digest(config),
-        adapters=(),
-        architecture=type(model).__module__.rpartition(".")[2],
-        layers=layers,
-    )
+    return fingerprint, ""
 
 
 def producer_of(blas: BlasReport) -> Producer:
