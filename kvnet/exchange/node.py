@@ -16,7 +16,7 @@ from kvnet.exchange.serving import ChunkServer
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.transport import StreamTransport
 from kvnet.format.hashes import ArtifactHash, PrefixKey
-from kvnet.network.interface import ByteStream, Network, PeerInfo, StreamKind
+from kvnet.network.interface import ByteStream, Network, PeerInfo, ProviderHint, StreamKind
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
@@ -89,6 +89,7 @@ class ExchangeNode:
         store: Store,
         lane: Lane,
         identity: Identity,
+        *,
         random: RandomBytes,
         options: NodeOptions | None = None,
     ) -> None:
@@ -166,6 +167,24 @@ class ExchangeNode:
     def addresses(self) -> list[str]:
         """Where this node can be reached."""
         return self._network.addresses()
+
+    @property
+    def network(self) -> Network:
+        """The network this node is on."""
+        return self._network
+
+    async def providers_of(self, artifact: ArtifactHash, *, timeout_s: float) -> list[ProviderHint]:
+        """Whoever the DHT names for an artifact, in any of this node's namespaces; hints, each peer once."""
+        found: dict[PeerId, ProviderHint] = {}
+
+        async def find(key: bytes) -> None:
+            for hint in await self._network.find_providers(key, timeout_s=timeout_s):
+                found.setdefault(hint.peer, hint)
+
+        async with trio.open_nursery() as nursery:
+            for namespace in self._identity.namespaces():
+                nursery.start_soon(find, bytes(namespace.keyed_artifact(artifact)))
+        return list(found.values())
 
     @property
     def peer_id(self) -> PeerId:

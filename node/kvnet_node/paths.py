@@ -79,6 +79,11 @@ class DataPaths:
         return self.data_dir / "selftest.json"
 
     @property
+    def speeds_file(self) -> Path:
+        """Measured prefill speed of each model."""
+        return self.data_dir / "speeds.json"
+
+    @property
     def log_file(self) -> Path:
         """The log of the running node."""
         return self.data_dir / "node.log"

@@ -3,6 +3,7 @@
 A running node opens all of it and keeps it; a verb without a running node opens it for one operation.
 """
 
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,15 +12,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+import kvnet
 from kvnet.engine.client import open_engine
 from kvnet.exchange.lane import ThreadLane
+from kvnet.exchange.node import ExchangeNode, NodeOptions
+from kvnet.exchange.publisher import Publisher
 from kvnet.network.interface import Network
+from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
 from kvnet.store.names import NameBook
 from kvnet.store.store import Store
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
+from kvnet_node.speeds import Speeds
 
 if TYPE_CHECKING:
     from kvnet_node.invocation import Settings
@@ -45,7 +51,9 @@ class Services:
         names: named contexts; call it through ``lane``.
         lane: where blocking store work runs, one piece at a time.
         engines: engine processes, started at first use.
-        network: None when this run needs none.
+        speeds: measured prefill speed of each model.
+        publisher: turns token prefixes into artifacts.
+        node: this node among its peers; None when this run needs no network.
         stop_requested: set to end a running node.
     """
 
@@ -57,18 +65,20 @@ class Services:
         self.names = NameBook(settings.paths.names_dir)
         self.lane = ThreadLane()
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
-        self.network: Network | None = None
+        self.speeds = Speeds(settings.paths.speeds_file)
+        self.publisher = Publisher(store, self.lane, identity)
+        self.node: ExchangeNode | None = None
         self.stop_requested = trio.Event()
         self._started_s = time.monotonic()
 
     def addresses(self) -> list[str]:
         """Where this node can be reached, with its peer id; empty without a network."""
-        return self.network.addresses() if self.network else []
+        return self.node.addresses() if self.node else []
 
     @property
     def peer_text(self) -> str:
         """This node's peer id; "" without a network."""
-        return peer_text(self.network.peer_id) if self.network else ""
+        return peer_text(self.node.peer_id) if self.node else ""
 
     def uptime_s(self) -> float:
         """Seconds since the services were opened."""
@@ -81,18 +91,20 @@ class Services:
             UsageError: not an address.
             PeerUnreachableError: nobody answers there.
         """
-        if self.network is not None:
-            await self.network.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+        if self.node is not None:
+            await self.node.connect(address, timeout_s=CONNECT_TIMEOUT_S)
 
     def peer_entries(self) -> list["PeerEntry"]:
         """The connected peers."""
         from kvnet_node.operations.requests import PeerEntry
 
-        connected = self.network.connected() if self.network else []
-        return [PeerEntry(peer_text(info.peer), list(info.addresses)) for info in connected]
+        known = self.node.peers() if self.node else []
+        return [PeerEntry(peer_text(each.info.peer), list(each.info.addresses), member=each.member) for each in known]
 
     async def identity_changed(self) -> None:
-        """Called after namespaces or trusted publishers changed."""
+        """Called after namespaces or trusted publishers changed: peers are shown what this node is in now."""
+        if self.node is not None:
+            await self.node.reload()
 
     def verified_models(self) -> list[str]:
         """Models that passed the self test on this machine."""
@@ -103,7 +115,15 @@ class Services:
 
     def counters(self) -> dict[str, int]:
         """What this node has counted since it started."""
-        return {}
+        if self.node is None:
+            return {}
+        announcing = self.node.announcing()
+        return {
+            **self.node.counters(),
+            "announced": announcing.announced,
+            "announcements_failed": announcing.failed,
+            "announcements_overdue": announcing.overdue,
+        }
 
 
 @asynccontextmanager
@@ -128,8 +148,17 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
     async with trio.open_nursery() as nursery:
         await nursery.start(services.engines.run)
         if network:
-            services.network = await _open_network(settings, serving=serving)
-            await nursery.start(services.network.run)
+            options = NodeOptions(
+                agent=f"kvnet/{kvnet.__version__}",
+                serving=serving,
+                exact_only=settings.config.numerics == "exact",
+                announce=AnnounceLimits(reprovide_s=settings.config.announce_interval_s),
+            )
+            opened = await _open_network(settings, serving=serving)
+            services.node = ExchangeNode(
+                opened, store, services.lane, identity, random=secrets.token_bytes, options=options
+            )
+            await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
         try:

@@ -1,1 +1,292 @@
 """Operations that compute: add, ask and generate."""
+
+import datetime as dt
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kvnet.engine.interface import Engine, PrefillProgress, TextDelta, frozen_template_inputs
+from kvnet.errors import KvnetError, UnknownModelError, UsageError
+from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
+from kvnet.exchange.events import FetchProgress, PrefixFetched
+from kvnet.exchange.generation import Answer, Generator
+from kvnet.exchange.generation import Source as ReuseSource
+from kvnet.exchange.publisher import Added
+from kvnet.exchange.publisher import AddRequest as PublishRequest
+from kvnet.exchange.reuse import Rejected, find_local
+from kvnet.exchange.source import Layout, lay_out
+from kvnet.format.codecs import Codec
+from kvnet.format.hashes import artifact_text
+from kvnet.format.prefix import block_keys
+from kvnet.protocol.ids import peer_text
+from kvnet.store.names import NamedVersion
+from kvnet.trust.keys import publisher_text
+from kvnet_node.events import TextDelta as TextEvent
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+
+
+async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
+    """Compute the K/V of files as a named context and keep it."""
+    services = ctx.services
+    codec = _codec(request.codec)
+    newest = await services.lane.run(services.names.newest, request.name)
+    order = newest.file_order if newest is not None else ()
+    paths = [Path(path) for path in request.paths]
+    layout: Layout = await trio.to_thread.run_sync(lambda: lay_out(paths, previous_order=order))
+    async with services.engines.use(request.model or (newest.model if newest is not None else None)) as engine:
+        context = document_context(layout.text, _template_inputs(newest))
+        tokens = await engine.context_tokens(context.messages, context.template_inputs)
+        plan = await _announce_plan(ctx, engine, request, layout, tokens)
+        if request.dry_run:
+            return plan
+        publish = PublishRequest(tokens, encode_context(context), codec, pinned=True, created_s=_now_s())
+
+        async def progress(done: int, total: int) -> None:
+            ctx.progress("prefill", done, total, unit="tokens")
+
+        added = await services.publisher.add(engine, publish, progress)
+        services.speeds.note(engine.info.path, added.prefilled_tokens, added.prefill_s)
+        _publish(ctx, engine, tokens, added)
+        version = await services.lane.run(_name, ctx, request.name, engine, added, layout.order, context)
+    return r.AddResult(
+        artifact=artifact_text(added.record.hash),
+        name=request.name,
+        version=version,
+        tokens=len(tokens),
+        bytes=added.record.manifest.total_size_bytes,
+        new_bytes=added.new_bytes,
+        reused_tokens=added.reused_tokens,
+        prefilled_tokens=added.prefilled_tokens,
+        prefill_s=added.prefill_s,
+        files=len(layout.files),
+        skipped=plan.skipped,
+        model=engine.info.name,
+        codec=codec.value,
+    )
+
+
+async def ask(ctx: OperationContext, request: r.AskRequest) -> r.AskResult:
+    """Answer a question over a named context."""
+    services = ctx.services
+    version = await services.lane.run(services.names.resolve, request.name)
+    context = decode_context(version.context)
+    async with _engine_of(ctx, version) as engine:
+        tokens = await engine.render(context.with_question(request.question), context.template_inputs)
+        answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
+    return r.AskResult(**_fields(answer, engine))
+
+
+async def generate(ctx: OperationContext, request: r.GenerateRequest) -> r.GenerateResult:
+    """Generate from a prompt or a chat."""
+    if (request.prompt is None) == (request.messages is None):
+        raise UsageError("expected either a prompt or a chat, found both or neither", hint="give --prompt or --chat")
+    async with ctx.services.engines.use(request.model) as engine:
+        messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
+        tokens = await engine.render(messages, frozen_template_inputs(_today()))
+        answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
+    return r.GenerateResult(**_fields(answer, engine))
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _codec(text: str) -> Codec:
+    try:
+        return Codec(text)
+    except ValueError:
+        names = " or ".join(codec.value for codec in Codec)
+        raise UsageError(f"expected the codec {names}, found {text!r}") from None
+
+
+def _now_s() -> int:
+    return int(dt.datetime.now(tz=dt.UTC).timestamp())
+
+
+def _today() -> str:
+    """The start of this day: a template that prints the date gives the same tokens all day long."""
+    return dt.datetime.now(tz=dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None).isoformat()
+
+
+def _template_inputs(newest: NamedVersion | None) -> Mapping[str, str]:
+    """Frozen when a name is first added and kept with it, so that a later version shares its beginning."""
+    if newest is not None:
+        return decode_context(newest.context).template_inputs
+    return frozen_template_inputs(_today())
+
+
+async def _announce_plan(
+    ctx: OperationContext, engine: Engine, request: r.AddRequest, layout: Layout, tokens: Sequence[int]
+) -> r.AddResult:
+    """Say what will be computed before it starts; the same values are the result of a dry run."""
+    services = ctx.services
+    found = await services.lane.run(
+        find_local, services.store, engine.info, services.identity, tokens, limit_tokens=len(tokens)
+    )
+    reused = found.hit.n_tokens if found.hit is not None else 0
+    speed = services.speeds.prefill_tokens_s(engine.info.path)
+    estimate_s = (len(tokens) - reused) / speed if speed else 0.0
+    n_bytes = len(tokens) * engine.info.kv_bytes_per_token
+    skipped = [r.SkippedFile(str(each.path), each.reason) for each in layout.skipped]
+    wait = f"about {estimate_s:,.1f} s of prefill" if speed else "prefill time unknown until this model was measured"
+    ctx.note(
+        f"{len(layout.files)} files, {len(tokens):,} tokens, {n_bytes / 1e6:,.1f} MB of K/V; "
+        f"{reused:,} tokens are held already; {wait}",
+        files=len(layout.files),
+        tokens=len(tokens),
+        bytes=n_bytes,
+        reused_tokens=reused,
+        estimated_prefill_s=estimate_s,
+    )
+    if skipped:
+        shown = "\n".join(f"  {each.path}: {each.reason}" for each in skipped)
+        ctx.note(f"skipped {len(skipped)} files:\n{shown}", skipped=len(skipped))
+    return r.AddResult(
+        artifact="",
+        name=request.name,
+        version=0,
+        tokens=len(tokens),
+        bytes=n_bytes,
+        new_bytes=(len(tokens) - reused) * engine.info.kv_bytes_per_token,
+        reused_tokens=reused,
+        prefilled_tokens=len(tokens) - reused,
+        prefill_s=estimate_s,
+        files=len(layout.files),
+        skipped=skipped,
+        model=engine.info.name,
+        codec=request.codec,
+        dry_run=True,
+    )
+
+
+def _publish(ctx: OperationContext, engine: Engine, tokens: Sequence[int], added: Added) -> None:
+    """Serve and announce what was added."""
+    node = ctx.services.node
+    if node is None or engine.info.fingerprint is None:
+        return
+    namespace = ctx.services.identity.namespaces()[0]
+    node.published(added.record, block_keys(namespace.prefix_root(engine.info.fingerprint.hash), tokens))
+
+
+def _name(
+    ctx: OperationContext, name: str, engine: Engine, added: Added, order: Sequence[str], context: NamedContext
+) -> int:
+    """Give the artifact its next version number; the same artifact again keeps the one it has."""
+    names = ctx.services.names
+    newest = names.newest(name)
+    if newest is not None and newest.artifact == added.record.hash and newest.file_order == tuple(order):
+        return newest.version
+    fingerprint = engine.info.fingerprint
+    assert fingerprint is not None  # noqa: S101 - nothing is added without one
+    return names.add(
+        name,
+        artifact=added.record.hash,
+        model=engine.info.name,
+        fingerprint=fingerprint.hash,
+        context=encode_context(context),
+        file_order=tuple(order),
+        created_s=_now_s(),
+    ).version
+
+
+@asynccontextmanager
+async def _engine_of(ctx: OperationContext, version: NamedVersion) -> AsyncIterator[Engine]:
+    """The engine a context was made with; for one that came from a peer, the default model."""
+    engines = ctx.services.engines
+    model: str | None = version.model or None
+    if model is not None:
+        try:
+            await engines.choose(model)
+        except UnknownModelError:
+            ctx.warn(f"the model {model} of this context is not on this machine; another one answers")
+            model = None
+    async with engines.use(model) as engine:
+        if engine.info.fingerprint is None or engine.info.fingerprint.hash != version.fingerprint:
+            ctx.warn(f"this context was computed with another model than {engine.info.name}; nothing of it is reused")
+        yield engine
+
+
+async def _generate(
+    ctx: OperationContext, engine: Engine, tokens: Sequence[int], max_tokens: int, *, reuse: bool
+) -> Answer:
+    """Run one generation and stream what it reports."""
+    services = ctx.services
+    exact_only = services.config.numerics == "exact"
+    search = _PeerSearch(ctx)
+    generator = Generator(
+        services.store,
+        services.lane,
+        services.identity,
+        search if services.node is not None else None,
+        exact_only=exact_only,
+    )
+    async with aclosing(generator.generate(engine, tokens, max_tokens=max_tokens, reuse=reuse)) as events:
+        async for event in events:
+            if isinstance(event, Answer):
+                prefilled = event.prefilled_tokens
+                services.speeds.note(engine.info.path, prefilled, event.prefill_s)
+                search.rejected += event.rejected
+                return event
+            if isinstance(event, TextDelta):
+                ctx.emit(TextEvent(event.text))
+            elif isinstance(event, PrefillProgress):
+                ctx.progress("prefill", event.done_tokens, event.total_tokens, unit="tokens")
+    raise KvnetError("the engine ended a generation without a result", hint="run the command again")
+
+
+class _PeerSearch:
+    """Asks peers for a longer prefix, and keeps the reasons why there was none."""
+
+    def __init__(self, ctx: OperationContext) -> None:
+        self._ctx = ctx
+        self.rejected: list[Rejected] = []
+
+    async def __call__(self, engine: Engine, tokens: Sequence[int], held_tokens: int) -> PrefixFetched | None:
+        services = self._ctx.services
+        assert services.node is not None  # noqa: S101 - given to a generator only then
+
+        async def progress(event: FetchProgress) -> None:
+            self._ctx.progress("fetch", event.done_bytes, event.total_bytes, unit="bytes")
+
+        speed = services.speeds.prefill_tokens_s(engine.info.path)
+        found = await services.node.finder.search(
+            engine.info, tokens, held_tokens, prefill_tokens_s=speed, progress=progress
+        )
+        self.rejected += found.rejected
+        for reason in found.reasons:
+            self._ctx.note(f"peers: {reason}")
+        return found.fetched
+
+
+def _fields(answer: Answer, engine: Engine) -> dict[str, Any]:
+    reasons = list(dict.fromkeys(f"{each.code}: {each.text}" for each in answer.rejected))
+    return {
+        "text": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "reused_tokens": answer.reused_tokens,
+        "sources": [_source(source) for source in answer.sources],
+        "ttft_s": answer.ttft_s,
+        "prefill_s": answer.prefill_s,
+        "decode_s": answer.decode_s,
+        "finish_reason": answer.finish_reason,
+        "policy": answer.policy,
+        "verdict": answer.verdict.name if answer.verdict is not None else "EXACT",
+        "generated_tokens": len(answer.tokens),
+        "model": engine.info.name,
+        "reasons": reasons,
+    }
+
+
+def _source(source: ReuseSource) -> r.Source:
+    return r.Source(
+        source=source.source,
+        tokens=source.tokens,
+        bytes=source.n_bytes,
+        seconds=source.seconds,
+        peer=peer_text(source.peer) if source.peer else "",
+        signer=publisher_text(source.signer),
+        artifact=artifact_text(source.artifact),
+    )

@@ -32,7 +32,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         pid=os.getpid() if context.serving else 0,
         uptime_s=services.uptime_s(),
         addresses=services.addresses(),
-        peers=len(services.network.connected()) if services.network else 0,
+        peers=len(services.peer_entries()),
         model=services.config.model_default,
         engines=services.engines.loaded(),
         reuse_verified=services.verified_models(),

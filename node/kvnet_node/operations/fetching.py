@@ -1,0 +1,153 @@
+"""Fetch an artifact from peers, by hash or ticket."""
+
+import datetime as dt
+from contextlib import suppress
+
+import trio
+
+from kvnet.errors import NetworkError, NotFoundError, UsageError
+from kvnet.exchange.contexts import decode_context
+from kvnet.exchange.events import FetchProgress
+from kvnet.exchange.fetcher import Fetched, Located
+from kvnet.exchange.node import ExchangeNode
+from kvnet.format.hashes import ArtifactHash, artifact_text, parse_artifact_text
+from kvnet.format.ticket import Ticket, parse_ticket
+from kvnet.network.dialing import connect_any
+from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.store.interface import ArtifactRecord
+from kvnet.trust.keys import publisher_text
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+
+BOOTSTRAP_WAIT_S = 3.0
+"""How long a short-lived node waits for its bootstrap peers before it asks whoever is there."""
+
+DHT_TIMEOUT_S = 10.0
+MAX_DIALS = 8
+
+
+async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult:
+    """Fetch, verify and keep an artifact; with a name it becomes a named context here."""
+    services = ctx.services
+    if services.node is None:
+        raise NetworkError("expected a network to fetch from, found none", hint="start the node: kvnet node start")
+    ticket = _target(request.target)
+    if request.name is not None:
+        services.names.check_name(request.name)
+    started_s = trio.current_time()
+    held = await services.lane.run(services.store.get, ticket.artifact)
+    if held is not None and held.complete:
+        return await _finish(ctx, request, held, None, started_s)
+    await _reach(ctx, services.node, [*request.addresses, *ticket.addresses])
+    located = await _locate(ctx, services.node, ticket.artifact)
+    fetched = await _fetch(ctx, services.node, located, pinned=request.name is not None)
+    services.node.fetched(fetched)
+    return await _finish(ctx, request, fetched.record, fetched, started_s)
+
+
+def _target(text: str) -> Ticket:
+    """A ticket, or a whole artifact hash; a short hash means nothing to peers."""
+    try:
+        return Ticket(parse_artifact_text(text), ())
+    except UsageError as error:
+        if text.startswith("bafyr4i"):
+            raise UsageError(
+                str(error), hint="fetch needs the whole hash, or a ticket; short forms are for artifacts held here"
+            ) from error
+    return parse_ticket(text)
+
+
+async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]) -> None:
+    """Connect to the peers that were named; without any, give the bootstrap peers a moment."""
+    for address in addresses:
+        try:
+            await node.connect(address)
+        except NetworkError as error:
+            ctx.warn(f"{address}: {error}")
+    if not addresses and not node.sessions():
+        with trio.move_on_after(BOOTSTRAP_WAIT_S):
+            while not node.sessions():
+                await trio.sleep(0.05)
+
+
+async def _locate(ctx: OperationContext, node: ExchangeNode, artifact: ArtifactHash) -> Located:
+    """Ask the connected peers first: their answer is quicker and surer; then whoever the DHT names."""
+    with suppress(NotFoundError):
+        return await node.fetcher.locate(artifact)
+    found = await node.providers_of(artifact, timeout_s=DHT_TIMEOUT_S)
+    if found:
+        ctx.progress("look up", len(found), text=f"{len(found)} peers say they have it")
+    for peer in await connect_any(node.network, found[:MAX_DIALS], wanted=MAX_DIALS):
+        await node.open_session(peer)
+    return await node.fetcher.locate(artifact)
+
+
+async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *, pinned: bool) -> Fetched:
+    async def progress(event: FetchProgress) -> None:
+        ctx.progress(
+            "fetch",
+            event.done_bytes,
+            event.total_bytes,
+            unit="bytes",
+            text=f"{event.done_chunks}/{event.total_chunks} chunks verified",
+        )
+
+    entries = await node.fetcher.chunk_list(located)
+    return await node.fetcher.fetch(located, entries, pinned=pinned, progress=progress)
+
+
+async def _finish(
+    ctx: OperationContext, request: r.FetchRequest, record: ArtifactRecord, fetched: Fetched | None, started_s: float
+) -> r.FetchResult:
+    services = ctx.services
+    if request.name is not None:
+        await services.lane.run(_name, ctx, request.name, record)
+    providers = [
+        r.Provided(peer_text(peer), _address_of(services.node, peer), each.n_bytes, each.n_chunks)
+        for peer, each in (fetched.delivered if fetched is not None else {}).items()
+        if each.n_chunks
+    ]
+    return r.FetchResult(
+        artifact=artifact_text(record.hash),
+        bytes=record.manifest.total_size_bytes,
+        chunks=record.manifest.n_chunks,
+        fetched_chunks=fetched.fetched_chunks if fetched is not None else 0,
+        seconds=trio.current_time() - started_s,
+        providers=providers,
+        signer=publisher_text(record.manifest.publisher),
+        name=request.name or "",
+        complete=record.complete,
+        tokens=record.manifest.n_tokens,
+        fetched_bytes=fetched.fetched_bytes if fetched is not None else 0,
+    )
+
+
+def _address_of(node: ExchangeNode | None, peer: PeerId) -> str:
+    for known in node.peers() if node is not None else ():
+        if known.info.peer == peer and known.info.addresses:
+            return known.info.addresses[0]
+    return ""
+
+
+def _name(ctx: OperationContext, name: str, record: ArtifactRecord) -> None:
+    """Make a fetched artifact a named context here; names are local to a data directory."""
+    context = ctx.services.store.context_of(record.hash)
+    if not context:
+        raise UsageError(
+            f"the artifact {artifact_text(record.hash)} carries no messages, so it cannot be a named context",
+            hint="leave --name out; kvnet generate reuses it all the same",
+        )
+    decode_context(context)
+    ctx.services.store.pin(record.hash)
+    newest = ctx.services.names.newest(name)
+    if newest is not None and newest.artifact == record.hash:
+        return
+    ctx.services.names.add(
+        name,
+        artifact=record.hash,
+        model="",
+        fingerprint=record.manifest.fingerprint.hash,
+        context=context,
+        file_order=(),
+        created_s=int(dt.datetime.now(tz=dt.UTC).timestamp()),
+    )
