@@ -26,6 +26,7 @@ from kvnet.protocol.messages import (
 )
 from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.store.interface import ArtifactRecord, Store
+from kvnet.trust.namespace import Namespace
 
 CHUNK_STREAM_REST_S = 60.0
 """Seconds a chunk stream may rest between two requests before it is closed."""
@@ -105,7 +106,7 @@ class ChunkServer:
         self.counters[f"requests_{type(request).__name__}"] += 1
         decision: SendReply = self._machine.decide(
             session.peer,
-            session.opened.slots,
+            session.opened.namespaces,
             request,
             self._table,
             self._identity.policy(),
@@ -126,7 +127,7 @@ class ChunkServer:
 
     async def _serve_request(self, peer: PeerId, stream: ByteStream, request: GetChunks) -> None:
         session = self._find_session(peer, request.session)
-        slots: Mapping[int, int] | None = session.opened.slots if session is not None else None
+        slots: Mapping[int, Namespace] | None = session.opened.namespaces if session is not None else None
         policy = self._identity.policy()
         plan = self._machine.decide_chunks(peer, slots, request, self._table, policy, trio.current_time())
         if isinstance(plan, RefuseChunks):

@@ -69,17 +69,32 @@ class _Shelf:
     holders: dict[LookupKey, set[LookupKey]] = field(default_factory=dict)
     keys_of: dict[LookupKey, list[LookupKey]] = field(default_factory=dict)
 
+    def add(self, artifact: HeldArtifact, prefix_keys: Iterable[PrefixKey]) -> None:
+        name = self.namespace.keyed_artifact(artifact.hash)
+        self.artifacts[name] = artifact
+        self.keys_of[name] = [self.namespace.lookup_key(key) for key in prefix_keys]
+        for key in self.keys_of[name]:
+            self.holders.setdefault(key, set()).add(name)
+
+    def remove(self, artifact: ArtifactHash) -> None:
+        name = self.namespace.keyed_artifact(artifact)
+        if self.artifacts.pop(name, None) is None:
+            return
+        for key in self.keys_of.pop(name):
+            self.holders[key].discard(name)
+            if not self.holders[key]:
+                del self.holders[key]
+
 
 class HeldTable:
     """What this node would serve, by namespace. Prefix keys and artifact hashes are kept in their keyed form.
 
     Args:
-        namespaces: of this node, in the order the sessions know them.
+        namespaces: those this node is in now.
     """
 
     def __init__(self, namespaces: Sequence[Namespace]) -> None:
-        self._shelves = [_Shelf(namespace) for namespace in namespaces]
-        self._by_id = {shelf.namespace.id: shelf for shelf in self._shelves}
+        self._shelves = {namespace: _Shelf(namespace) for namespace in namespaces}
 
     def add(self, artifact: HeldArtifact, prefix_keys: Iterable[PrefixKey]) -> bool:
         """Offer an artifact.
@@ -91,44 +106,41 @@ class HeldTable:
         Returns:
             Whether this node is in its namespace; otherwise it is offered to nobody.
         """
-        shelf = self._by_id.get(artifact.manifest.namespace)
-        if shelf is None:
-            return False
         self.remove(artifact.hash)
-        name = shelf.namespace.keyed_artifact(artifact.hash)
-        shelf.artifacts[name] = artifact
-        shelf.keys_of[name] = [shelf.namespace.lookup_key(key) for key in prefix_keys]
-        for key in shelf.keys_of[name]:
-            shelf.holders.setdefault(key, set()).add(name)
-        return True
+        keys = list(prefix_keys)
+        offered = False
+        for namespace, shelf in self._shelves.items():
+            if namespace.id == artifact.manifest.namespace:
+                shelf.add(artifact, keys)
+                offered = True
+        return offered
 
     def remove(self, artifact: ArtifactHash) -> None:
         """Offer an artifact no longer."""
-        for shelf in self._shelves:
-            name = shelf.namespace.keyed_artifact(artifact)
-            if shelf.artifacts.pop(name, None) is not None:
-                for key in shelf.keys_of.pop(name):
-                    shelf.holders[key].discard(name)
-                    if not shelf.holders[key]:
-                        del shelf.holders[key]
+        for shelf in self._shelves.values():
+            shelf.remove(artifact)
 
     def __len__(self) -> int:
-        return sum(len(shelf.artifacts) for shelf in self._shelves)
+        return sum(len(shelf.artifacts) for shelf in self._shelves.values())
 
-    def find(self, index: int | None, name: LookupKey) -> HeldArtifact | None:
-        """An artifact by its keyed name, in the namespace of this index; None stands for a namespace not proved."""
-        return None if index is None else self._shelves[index].artifacts.get(name)
+    def find(self, namespace: Namespace | None, name: LookupKey) -> HeldArtifact | None:
+        """An artifact by its keyed name in a namespace; None stands for one that is not proved."""
+        shelf = self._shelf(namespace)
+        return None if shelf is None else shelf.artifacts.get(name)
 
-    def match(self, index: int | None, keys: Sequence[bytes]) -> list[tuple[int, LookupKey, HeldArtifact]]:
+    def match(self, namespace: Namespace | None, keys: Sequence[bytes]) -> list[tuple[int, LookupKey, HeldArtifact]]:
         """Artifacts that have one of the keys, each at its deepest: (key index, keyed name, artifact)."""
-        if index is None:
+        shelf = self._shelf(namespace)
+        if shelf is None:
             return []
-        shelf = self._shelves[index]
         found: dict[LookupKey, int] = {}
         for key_index, key in enumerate(keys):
             for name in shelf.holders.get(LookupKey(key), ()):
                 found.setdefault(name, key_index)
         return [(key_index, name, shelf.artifacts[name]) for name, key_index in found.items()]
+
+    def _shelf(self, namespace: Namespace | None) -> _Shelf | None:
+        return None if namespace is None else self._shelves.get(namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,7 @@ class ServeMachine:
     def decide(
         self,
         peer: PeerId,
-        slots: Mapping[int, int],
+        slots: Mapping[int, Namespace],
         request: Request,
         table: HeldTable,
         policy: TrustPolicy,
@@ -225,7 +237,7 @@ class ServeMachine:
 
         Args:
             peer: who asks.
-            slots: of the session it asks in: slot -> index of the namespace.
+            slots: of the session it asks in: slot -> namespace.
             request: what it asks.
             table: what is held.
             policy: what is revoked is not served.
@@ -249,7 +261,7 @@ class ServeMachine:
     def decide_chunks(
         self,
         peer: PeerId,
-        slots: Mapping[int, int] | None,
+        slots: Mapping[int, Namespace] | None,
         request: GetChunks,
         table: HeldTable,
         policy: TrustPolicy,
@@ -322,7 +334,7 @@ class ServeMachine:
         return None
 
 
-def _find(table: HeldTable, namespace: int | None, name: bytes, policy: TrustPolicy) -> HeldArtifact | None:
+def _find(table: HeldTable, namespace: Namespace | None, name: bytes, policy: TrustPolicy) -> HeldArtifact | None:
     artifact = table.find(namespace, LookupKey(name))
     return artifact if artifact is not None and policy.may_serve(artifact.manifest) else None
 
@@ -331,7 +343,7 @@ def _exists(artifact: HeldArtifact, index: int) -> bool:
     return index < len(artifact.entries) and artifact.entries[index].length_bytes > 0
 
 
-def _lookup_reply(request: Lookup, namespace: int | None, table: HeldTable, policy: TrustPolicy) -> LookupReply:
+def _lookup_reply(request: Lookup, namespace: Namespace | None, table: HeldTable, policy: TrustPolicy) -> LookupReply:
     found = [match for match in table.match(namespace, request.keys) if policy.may_serve(match[2].manifest)]
     # The deepest first; at one depth the newest, as it is the likeliest to be looked for again.
     found.sort(key=lambda match: (match[0], -match[2].manifest.created, match[1]))

@@ -108,6 +108,8 @@ class SessionOpened:
     Attributes:
         session_id: 16 bytes, the same on both sides; chunk requests name it.
         slots: slot -> index in the config's namespaces, for those both sides have proved; may be empty.
+        namespaces: slot -> the namespace itself; what serving goes by, so that a peer that has proved a namespace
+            this node has left, or its old lookup secret, gets nothing out of the ones it is in now.
         version: of the protocol, the highest both speak.
         capabilities: the peer's.
         agent: the peer's, escaped.
@@ -115,6 +117,7 @@ class SessionOpened:
 
     session_id: bytes
     slots: Mapping[int, int]
+    namespaces: Mapping[int, Namespace]
     version: int
     capabilities: frozenset[str]
     agent: str
@@ -406,7 +409,8 @@ class ControlSession:
         of_initiator = occasion if occasion.role is Role.INITIATOR else occasion.reversed()
         session_id = derive_key(_SESSION_CONTEXT, of_initiator.encode())[:SESSION_ID_SIZE_BYTES]
         peer = self._peer
-        self._opened = SessionOpened(session_id, slots, peer.version, peer.capabilities, peer.agent)
+        namespaces = {slot: self._config.namespaces[index] for slot, index in slots.items()}
+        self._opened = SessionOpened(session_id, slots, namespaces, peer.version, peer.capabilities, peer.agent)
         self._phase = _Phase.OPEN
         return self._opened
 
