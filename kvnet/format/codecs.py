@@ -96,11 +96,8 @@ def _expand(data: bytes, raw_size_bytes: int) -> bytes:
                 f"chunk: expected a zstd frame of {raw_size_bytes} bytes without a dictionary, "
                 f"found one that declares {frame.content_size}"
             )
-        expanded = zstandard.ZstdDecompressor().decompress(
+        return zstandard.ZstdDecompressor().decompress(
             data, max_output_size=raw_size_bytes, read_across_frames=False, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
         raise MalformedError(f"chunk: not a zstd frame: {error}") from error
-    if len(expanded) != raw_size_bytes:
-        raise MalformedError(f"chunk: expected {raw_size_bytes} bytes once expanded, found {len(expanded)}")
-    return expanded

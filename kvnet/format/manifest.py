@@ -105,8 +105,8 @@ class Manifest(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_version(self.version)
         _check_scalars(self)
-        _check_spans(self.derived_from, block_count(self.n_tokens))
         _check_sizes(self, self.plan())
+        _check_spans(self.derived_from, self.n_blocks)
 
     def plan(self) -> ChunkPlan:
         """The chunks that make up the artifact; always the same object."""

@@ -48,8 +48,8 @@ def test_lengths_that_hold_no_whole_elements_are_refused() -> None:
             decode_chunk(ZSTD, b"abcde", itemsize, 5)
 
 
-def compressed(data: bytes, **options: bool) -> bytes:
-    return zstandard.ZstdCompressor(**options).compress(data)
+def compressed(data: bytes, *, write_content_size: bool = True) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=write_content_size).compress(data)
 
 
 @pytest.mark.parametrize(
