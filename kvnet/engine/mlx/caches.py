@@ -5,6 +5,7 @@ their rows differently (a rotating cache in a ring, a chunked one with its front
 handed out: it is padded to 256 rows and keeps rows of trimmed tokens. Rows stop at the offset.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,6 +107,15 @@ def _view(array: mx.array) -> NDArray[Any]:
     return np.asarray(memoryview(exporter))
 
 
+@functools.cache
+def memory_is_shared() -> bool:
+    """Whether a write through a numpy view reaches MLX's own memory on this device; tried once on a few bytes."""
+    array = mx.zeros((2, 8), dtype=mx.float32)
+    mx.eval(array)
+    _view(array)[1, :] = 1.0
+    return bool(mx.sum(array).item() == 8.0)
+
+
 class CacheBuilder:
     """Builds one layer's ``KVCache`` from rows put in place, with room to grow.
 
@@ -113,17 +123,23 @@ class CacheBuilder:
         kind: shape and dtype of the layer.
         n_tokens: rows that will be put; becomes the cache's offset.
         capacity_tokens: rows to make room for beyond them, rounded up to the allocator's 256.
+        in_place: fill MLX's own memory, which saves a copy of every layer.
     """
 
-    def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int) -> None:
+    def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int, *, in_place: bool) -> None:
         self._n_tokens = n_tokens
-        dtype = next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
+        self._dtype = next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
         rows = max(n_tokens, capacity_tokens) + HEADROOM_TOKENS
         rows = (rows + 255) // 256 * 256
-        self._arrays = [mx.zeros((1, kind.heads, rows, dim), dtype=dtype) for dim in (kind.k_dim, kind.v_dim)]
-        mx.eval(self._arrays)
-        # Filling MLX's own memory saves a copy of every layer. The views are dropped in finish(), before MLX reads it.
-        self._views = [_view(array) for array in self._arrays]
+        shapes = [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
+        self._arrays: list[mx.array] = []
+        if in_place:
+            self._arrays = [mx.zeros(shape, dtype=self._dtype) for shape in shapes]
+            mx.eval(self._arrays)
+            # Dropped in finish(), before MLX reads what was written.
+            self._views = [_view(array) for array in self._arrays]
+        else:
+            self._views = [np.zeros(shape, numpy_dtype(kind)) for shape in shapes]
 
     def put(self, first_token: int, keys: Rows, values: Rows) -> None:
         """Copies rows to their place; rows from ``n_tokens`` on are left out."""
@@ -133,12 +149,18 @@ class CacheBuilder:
 
     def finish(self) -> KVCache:
         """The cache, evaluated, its position set explicitly."""
+        if not self._arrays:
+            self._arrays = [self._copied(view) for view in self._views]
         self._views.clear()
-        cache = KVCache()
-        cache.keys, cache.values = self._arrays
+        built = KVCache()
+        built.keys, built.values = self._arrays
         # Never left to a setter's side effect: a position of 0 would give later tokens the wrong rotation.
-        cache.offset = self._n_tokens
-        return cache
+        built.offset = self._n_tokens
+        return built
+
+    def _copied(self, view: Rows) -> mx.array:
+        array = mx.array(view)
+        return array.view(self._dtype) if self._dtype == mx.bfloat16 else array
 
 
 def numpy_dtype(kind: LayerKind) -> Any:

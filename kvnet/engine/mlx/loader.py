@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.engine.mlx import runtime
@@ -84,6 +84,8 @@ def load_folder(
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
+    # On Metal: keeps the weights from being paged out; elsewhere it does nothing.
+    maybe_set_recommended_wired_limit()
     try:
         # lazy=False: weights are evaluated here, in the lane, before another thread sees them.
         model, config = load_model(folder, lazy=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvnet.engine.interface import ChunkRef, RestorePlan
-from kvnet.engine.mlx.caches import CacheBuilder, all_finite, evaluate, numpy_dtype
+from kvnet.engine.mlx.caches import CacheBuilder, all_finite, evaluate, memory_is_shared, numpy_dtype
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError
 from kvnet.format.chunks import ChunkKind, ChunkSpec
 from kvnet.format.codecs import decode_chunk
@@ -31,7 +31,10 @@ def restore(plan: RestorePlan, fingerprint: Fingerprint, *, capacity_tokens: int
     manifest = decode_manifest(plan.manifest)
     _check(manifest, plan.n_tokens, fingerprint)
     layers = manifest.fingerprint.layers
-    builders = [CacheBuilder(layers.kinds[kind], plan.n_tokens, capacity_tokens) for kind in layers.order]
+    builders = [
+        CacheBuilder(layers.kinds[kind], plan.n_tokens, capacity_tokens, in_place=memory_is_shared())
+        for kind in layers.order
+    ]
     held = {chunk.index: chunk for chunk in plan.chunks}
     with _Files() as files:
         for spec in _needed_tiles(manifest, plan.n_tokens):

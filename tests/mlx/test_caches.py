@@ -1,0 +1,108 @@
+"""Rows into live caches and out of them, without a model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mlx
+
+# MLX threads and interpreter exit do not mix, so that what needs MLX itself runs in a process of its own.
+PRELUDE = """
+import numpy as np
+from kvnet.engine.mlx import runtime
+runtime.import_mlx_lm()
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from kvnet.engine.mlx.caches import *
+from kvnet.engine.mlx.caches import all_finite, as_batch, memory_is_shared
+from kvnet.errors import CompatibilityError
+from kvnet.format.tensor import DType, LayerKind
+
+def refused(action):
+    try:
+        action()
+    except CompatibilityError as error:
+        return error.message
+    raise AssertionError("not refused")
+"""
+
+
+def run(code: str, root: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("dtype", ["FLOAT32", "FLOAT16", "BFLOAT16"])
+def test_rows_put_into_a_cache_come_out_again(repository_root: Path, dtype: str, *, in_place: bool) -> None:
+    code = f"""
+kind = LayerKind(cache="kv", heads=2, k_dim=4, v_dim=3, dtype=DType.{dtype})
+generator = np.random.default_rng(0)
+keys, values = (
+    generator.integers(0, 1 << 14, (2, 300, dim)).astype(np.uint16).view(numpy_dtype(kind))
+    if kind.dtype is not DType.FLOAT32 else generator.random((2, 300, dim), np.float32)
+    for dim in (4, 3)
+)
+builder = CacheBuilder(kind, 290, 500, in_place={in_place})
+builder.put(256, keys[:, 256:], values[:, 256:])
+builder.put(0, keys[:, :256], values[:, :256])
+cache = builder.finish()
+assert cache.offset == 290 and cache.keys.shape == (1, 2, 768, 4) and cache.values.shape == (1, 2, 768, 3)
+out = rows_of(cache, 0, 290)
+assert out[0].tobytes() == keys[:, :290].tobytes() and out[1].tobytes() == values[:, :290].tobytes()
+# Rows beyond the token count were left out.
+assert not np.asarray(memoryview(cache.keys.view(mx.uint8)))[0, :, 290:].any()
+assert layout_of([cache]).kinds == (kind,)
+assert "within 290 tokens" in refused(lambda: rows_of(cache, 200, 91))
+print(cache.keys.dtype)
+"""
+    assert run(code, repository_root) == f"mlx.core.{dtype.lower()}"
+
+
+def test_position_is_set_explicitly_whatever_the_class_does_with_its_state(repository_root: Path) -> None:
+    code = """
+import mlx_lm.models.cache as module
+
+class Forgetful(KVCache):
+    # A class whose state setter does nothing to the counter.
+    state = property(lambda self: (self.keys, self.values), lambda self, v: None)
+
+import kvnet.engine.mlx.caches as caches
+caches.KVCache = Forgetful
+kind = LayerKind(cache="kv", heads=1, k_dim=4, v_dim=4, dtype=DType.FLOAT32)
+print(CacheBuilder(kind, 100, 100, in_place=True).finish().offset)
+"""
+    assert run(code, repository_root) == "100"
+
+
+def test_subclasses_and_other_kinds_are_refused_by_name(repository_root: Path) -> None:
+    code = """
+class Relative(KVCache):
+    pass
+print(refusal_of([KVCache()]) == "")
+print(refused(lambda: layout_of([KVCache(), Relative()])))
+print(refused(lambda: layout_of([QuantizedKVCache()])))
+print(refusal_of([]))
+"""
+    lines = run(code, repository_root).splitlines()
+    assert lines[0] == "True"
+    assert "layer 1 of 2 keeps its state in Relative" in lines[1]
+    assert "QuantizedKVCache (quantised K/V)" in lines[2]
+    assert "no attention layers" in lines[3]
+
+
+def test_values_that_are_not_finite_are_found_in_every_dtype(repository_root: Path) -> None:
+    code = """
+for dtype, infinity in ((DType.FLOAT32, np.float32("inf")), (DType.FLOAT16, np.float16("nan")),
+                        (DType.BFLOAT16, np.uint16(0x7F80)), (DType.BFLOAT16, np.uint16(0xFFC1))):
+    kind = LayerKind(cache="kv", heads=1, k_dim=4, v_dim=4, dtype=dtype)
+    values = np.ones(8, numpy_dtype(kind))
+    assert all_finite(kind, values)
+    values[5] = infinity
+    assert not all_finite(kind, values)
+print(memory_is_shared())
+"""
+    assert run(code, repository_root) in {"True", "False"}
