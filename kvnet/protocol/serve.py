@@ -72,7 +72,7 @@ class _Shelf:
     def add(self, artifact: HeldArtifact, prefix_keys: Iterable[PrefixKey]) -> None:
         name = self.namespace.keyed_artifact(artifact.hash)
         self.artifacts[name] = artifact
-        self.keys_of[name] = [self.namespace.lookup_key(key) for key in prefix_keys]
+        self.keys_of[name] = list(dict.fromkeys(map(self.namespace.lookup_key, prefix_keys)))
         for key in self.keys_of[name]:
             self.holders.setdefault(key, set()).add(name)
 

@@ -11,6 +11,7 @@ from kvnet.trust.namespace import Namespace
 
 ALICE = PeerId(b"\x00\x24\x08\x01\x12\x20" + b"a" * 32)
 BOB = PeerId(b"\x00\x24\x08\x01\x12\x20" + b"b" * 32)
+AGENT = "kvnet/test"
 MALLORY = PeerId(b"\x00\x24\x08\x01\x12\x20" + b"m" * 32)
 
 
@@ -26,18 +27,11 @@ def config(
     namespaces: Sequence[Namespace],
     *,
     label: str = "",
-    agent: str = "kvnet/test",
+    agent: str = AGENT,
 ) -> SessionConfig:
     label = f"{label} {own!r} {other!r} {role}"
-    return SessionConfig(
-        role,
-        own,
-        other,
-        namespaces,
-        random_bytes("nonce" + label, 32),
-        random_bytes("padding" + label, 256),
-        agent=agent,
-    )
+    nonce, padding = random_bytes("nonce" + label, 32), random_bytes("padding" + label, 256)
+    return SessionConfig(role, own, other, namespaces, nonce, padding, agent=agent)
 
 
 def session(
@@ -47,7 +41,7 @@ def session(
     namespaces: Sequence[Namespace],
     *,
     label: str = "",
-    agent: str = "kvnet/test",
+    agent: str = AGENT,
 ) -> ControlSession:
     return ControlSession(config(role, own, other, namespaces, label=label, agent=agent), now=0.0)
 

@@ -25,9 +25,7 @@ def test_entry_is_the_written_formula() -> None:
 
 
 @given(st.sets(st.integers(0, 8), max_size=8), st.sets(st.integers(0, 8), max_size=8))
-def test_both_sides_find_exactly_the_namespaces_they_share_under_the_same_slots(
-    ours: set[int], theirs: set[int]
-) -> None:
+def test_both_sides_find_the_namespaces_they_share_under_the_same_slots(ours: set[int], theirs: set[int]) -> None:
     alice = [NAMESPACES[number] for number in sorted(ours)]
     bob = [NAMESPACES[number] for number in sorted(theirs, reverse=True)]
     from_bob = FROM_ALICE.reversed()

@@ -82,7 +82,7 @@ def test_message_on_the_wrong_kind_of_stream_is_a_violation() -> None:
 
 
 def test_every_message_fits_a_frame() -> None:
-    largest = [
+    largest: list[Any] = [
         Lookup(request_id=2**32 - 1, slot=7, keys=(H,) * 4096),
         LookupReply(request_id=0, matches=(MATCH,) * 8),
         ManifestReply(request_id=0, envelope=bytes(limits.MAX_ENVELOPE_BYTES)),

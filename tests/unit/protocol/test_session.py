@@ -65,6 +65,7 @@ def test_members_open_a_session_with_the_same_slots_and_id() -> None:
     assert pair.bob_saw == [pair.bob.opened]
     [(slot, index)] = pair.alice.opened.slots.items()
     assert (index, pair.bob.opened.slots) == (1, {slot: 1})
+    assert pair.alice.opened.namespaces == pair.bob.opened.namespaces == {slot: OTHER}
     assert pair.alice.opened.session_id == pair.bob.opened.session_id
     assert len(pair.alice.opened.session_id) == 16
     assert pair.alice.opened.version == 1
@@ -363,10 +364,7 @@ def test_second_answer_to_a_request_is_a_violation() -> None:
 def test_more_requests_than_allowed_are_refused_as_busy_and_cost_nothing_more() -> None:
     pair = Pair.of([MINE], [MINE]).opened()
     slot = slot_of(pair)
-    lookups = b"".join(
-        frame(Lookup(request_id=number, slot=slot, keys=(H,)))
-        for number in range(SessionLimits().requests_in_flight + 5)
-    )
+    lookups = b"".join(frame(Lookup(request_id=number, slot=slot, keys=(H,))) for number in range(64 + 5))
     events = pair.bob.receive(lookups, 0.0)
     assert len(events) == 64
     assert pair.bob.take_output() == b"".join(frame(Refused(request_id=64 + n, reason="busy")) for n in range(5))

@@ -1,7 +1,7 @@
 """Small, sound values to sign, judge, look up and serve."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvnet.format.chunks import ChunkEntry, encode_pages, layer_groups, pages_root
 from kvnet.format.codecs import Codec
@@ -98,3 +98,10 @@ def _chunks(tokens: Sequence[int], fingerprint: Fingerprint) -> tuple[bytes, ...
 
 def span(key: PublisherKey, first_block: int = 0, last_block: int = 0) -> DerivedSpan:
     return DerivedSpan(ArtifactHash(key.public), key.public, first_block, last_block)
+
+
+def resigned(artifact: Artifact, *, key: PublisherKey = OWN, **fields: object) -> Artifact:
+    """The same artifact with other fields in its manifest, signed again."""
+    names = artifact.manifest.__struct_fields__
+    manifest = Manifest(**({name: getattr(artifact.manifest, name) for name in names} | fields))
+    return replace(artifact, manifest=manifest, envelope=seal(StatementType.MANIFEST, encode_manifest(manifest), key))
