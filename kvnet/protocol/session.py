@@ -93,12 +93,17 @@ class SessionLimits:
         silence_s: seconds without a byte after which the peer is pinged.
         requests_in_flight: open requests in each direction; a peer's further ones are refused as ``busy``, and this
             many requests without an answer end the session.
+        request_bytes_per_s: bytes of requests a peer may send, on average; one that sends more is dropped. Reading the
+            largest lookup takes about 10 ms, so that the number of requests alone would be no limit.
+        request_burst_bytes: bytes of requests at once, before the average counts.
     """
 
     handshake_s: float = 10.0
     request_s: float = 15.0
     silence_s: float = 60.0
     requests_in_flight: int = 64
+    request_bytes_per_s: float = 256 * 1024
+    request_burst_bytes: float = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,7 @@ class ControlSession:
         self._waiting: dict[int, _Waiting] = {}
         self._late: set[int] = set()
         self._incoming: dict[int, Request] = {}
+        self._allowance = self._limits.request_burst_bytes
         self._handshake_deadline = now + self._limits.handshake_s
         self._last_heard = now
         self._send(
@@ -301,11 +307,15 @@ class ControlSession:
         """
         if self._phase is _Phase.CLOSED:
             raise ProtocolViolationError("expected nothing more on a control session that is over")
+        refill = max(0.0, now - self._last_heard) * self._limits.request_bytes_per_s
+        self._allowance = min(self._limits.request_burst_bytes, self._allowance + refill)
         self._last_heard = now
         events: list[Event] = []
         try:
             for body in self._reader.feed(data):
-                events += self._handle(decode_message(body))
+                message = decode_message(body)
+                self._charge(message, len(body))
+                events += self._handle(message)
         except BaseException:
             self._phase = _Phase.CLOSED
             raise
@@ -359,6 +369,15 @@ class ControlSession:
     def _expire(self, reason: str) -> list[Event]:
         self._phase = _Phase.CLOSED
         return [SessionExpired(reason)]
+
+    def _charge(self, message: Message, n_bytes: int) -> None:
+        """Replies cost nothing: they were asked for, one each."""
+        if isinstance(message, Lookup | GetManifest | GetChunkList | Ping):
+            self._allowance -= n_bytes
+            if self._allowance < 0:
+                raise ProtocolViolationError(
+                    f"expected at most {self._limits.request_bytes_per_s:,.0f} bytes of requests a second, found more"
+                )
 
     def _handle(self, message: Message) -> list[Event]:
         match self._phase, message:

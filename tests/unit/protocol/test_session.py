@@ -370,6 +370,26 @@ def test_more_requests_than_allowed_are_refused_as_busy_and_cost_nothing_more() 
     assert pair.bob.take_output() == b"".join(frame(Refused(request_id=64 + n, reason="busy")) for n in range(5))
 
 
+def test_peer_that_floods_requests_is_dropped_and_one_that_paces_them_is_not() -> None:
+    limits = SessionLimits(request_bytes_per_s=100.0, request_burst_bytes=250.0)
+    ping = frame(Ping(request_id=0))
+    patient = Pair.of([MINE], [MINE], limits).opened().bob
+    for second in range(100):
+        patient.receive(ping * 4, float(second))
+    eager = Pair.of([MINE], [MINE], limits).opened().bob
+    with pytest.raises(ProtocolViolationError, match="at most 100 bytes of requests a second"):
+        eager.receive(ping * 20, 0.0)
+    assert eager.closed
+
+
+def test_replies_that_were_asked_for_are_not_counted_as_a_flood() -> None:
+    pair = Pair.of([MINE], [MINE], SessionLimits(request_burst_bytes=1000.0)).opened()
+    for number in range(50):
+        pair.alice.request(GetChunkList(request_id=0, slot=slot_of(pair), artifact=H, page=0), 0.0)
+        pair.alice.receive(frame(ChunkListReply(request_id=number, page=bytes(70_000))), 0.0)
+    assert not pair.alice.closed
+
+
 def test_we_do_not_ask_more_at_once_than_a_peer_allows() -> None:
     pair = Pair.of([MINE], [MINE], SessionLimits(requests_in_flight=2)).opened()
     for _ in range(2):
