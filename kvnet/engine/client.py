@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import site
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -335,11 +336,9 @@ class EngineClient(Engine):
         return child
 
     def _environment(self) -> dict[str, str]:
-        package_root = str(Path(kvnet.__file__).parent.parent)
-        paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
+            **_python_path(str(Path(kvnet.__file__).parent.parent)),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self._work_dir / "hub"),
         }
@@ -439,6 +438,14 @@ class EngineClient(Engine):
                 elif isinstance(event, DeltaEvent):
                     yield TextDelta(bytes_text(event.text), event.token)
         raise child.crash()
+
+
+def _python_path(package_root: str) -> dict[str, str]:
+    """Lets the child import the same kvnet from a checkout; an installed one it finds by itself."""
+    if package_root in site.getsitepackages():
+        return {}
+    paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _expected(event: Record, kind: type[E]) -> E:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -18,7 +19,15 @@ from kvnet.engine.interface import (
 )
 from kvnet.engine.scratch import new_pack
 from kvnet.engine.selftest import last
-from kvnet.errors import CompatibilityError, EngineCrashedError, EngineError, IntegrityError, OverBudgetError
+from kvnet.errors import (
+    CompatibilityError,
+    EngineCrashedError,
+    EngineError,
+    IntegrityError,
+    OverBudgetError,
+    StoreError,
+    StoreFullError,
+)
 from kvnet.format.hashes import blake3_hash
 from tests.mlx import tinymodels
 from tests.mlx.conftest import Opener
@@ -245,3 +254,17 @@ async def test_closed_engine_leaves_no_process(opener: Opener, tiny_llama: Path)
         os.kill(process_id, 0)
     with pytest.raises(EngineError, match="closed"):
         await generate(engine, [1, 2, 3])
+
+
+async def test_pack_that_cannot_be_written_fails_the_export_and_nothing_else(
+    opener: Opener, tiny_llama: Path, tmp_path: Path
+) -> None:
+    tokens = made_up_tokens(30)
+    async with opener(tiny_llama) as engine:
+        with pytest.raises(StoreError, match="could not write the pack: No such file"):
+            await last(engine.export(ExportRequest(tokens, None, tmp_path / "absent", 0)), Exported)
+        if sys.platform == "linux":
+            # A device that is always full.
+            with pytest.raises(StoreFullError, match="No space left"):
+                await last(engine.export(ExportRequest(tokens, None, Path("/dev/full"), 0)), Exported)
+        assert (await generate(engine, tokens)).text

@@ -169,11 +169,16 @@ def numpy_dtype(kind: LayerKind) -> Any:
     return np.dtype(carried).newbyteorder("<")
 
 
+# Infinity and NaN have every exponent bit set, so that their magnitude, read as an integer, is at least this.
+_HALF_INFINITY = {DType.BFLOAT16: 0x7F80, DType.FLOAT16: 0x7C00}
+
+
 def all_finite(kind: LayerKind, values: NDArray[Any]) -> bool:
     """Whether no value is infinite or NaN."""
-    if kind.dtype == DType.BFLOAT16:
-        # Infinity and NaN have all eight exponent bits set.
-        return not bool(np.any((values & 0x7F80) == 0x7F80))
+    if kind.dtype in _HALF_INFINITY:
+        # On bits: numpy does not know bfloat16, and widens float16 value by value.
+        magnitudes = values.view(np.uint16) & np.uint16(0x7FFF)
+        return bool(magnitudes.max(initial=0) < _HALF_INFINITY[kind.dtype])
     return bool(np.isfinite(values).all())
 
 
