@@ -13,11 +13,12 @@ DEMO_ARGS ?=
 BENCHMARKS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly lint format bench docs lock clean
+.PHONY: help install demo test coverage nightly lint format bench docs lock clean
 
 help:
 	@echo 'make demo     two nodes on this machine: prefill on one, fetch and decode on the other'
 	@echo 'make test     all tests but the nightly ones'
+	@echo 'make coverage every branch of the pure parts must be taken by a test'
 	@echo 'make lint     style, types, layers, lock and documents'
 	@echo 'make bench    the side-by-side benchmarks'
 	@echo 'make docs     regenerate the generated reference pages'
@@ -35,6 +36,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --durations=20 $(PYTEST_ARGS)
+
+# Every branch of the pure parts is taken by a test.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -q tests/unit/format tests/unit/trust tests/unit/protocol \
+		--cov=kvnet.format --cov=kvnet.trust --cov=kvnet.protocol --cov-branch \
+		--cov-report=term-missing --cov-fail-under=100
 
 nightly: $(STAMP)
 	KVNET_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --durations=20 -m nightly $(PYTEST_ARGS)
