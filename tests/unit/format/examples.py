@@ -2,11 +2,19 @@
 
 from typing import Any
 
+import pytest
+
 from kvnet.format.chunks import ChunkEntry, ChunkPlan
 from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
 from kvnet.format.manifest import Manifest
 from kvnet.format.tensor import DType, LayerKind
 from scripts import regenerate_vectors as golden
+
+ROUNDS = pytest.mark.parametrize(
+    "rounds",
+    [pytest.param(10_000, id="ten thousand"), pytest.param(1_000_000, id="a million", marks=pytest.mark.nightly)],
+)
+"""Hostile inputs given to a decoder."""
 
 PLAIN = LayerKind(cache="kv", heads=3, k_dim=64, v_dim=64, dtype=DType.FLOAT32)
 PRODUCER = Producer("mlx-lm", "1", "chip", "system", 2048)

@@ -11,6 +11,7 @@ from kvnet.format.chunks import ABSENT, ChunkEntry, encode_pages, page_size_byte
 from kvnet.format.container import ContainerLayout, Placement
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.limits import ENVELOPE_AREA_BYTES, MAX_CHUNKS, MAX_ENVELOPE_BYTES
+from tests.unit.format.examples import ROUNDS
 
 CHUNKS = [b"first chunk", b"second", b"x" * 1000]
 ENTRIES = [ChunkEntry(len(data), blake3_hash(data)) for data in CHUNKS]
@@ -238,11 +239,12 @@ def test_the_golden_container_is_read() -> None:
     assert [index for index, _ in reader] == list(range(6))
 
 
-def test_ten_thousand_damaged_containers_are_refused_within_bounds() -> None:
+@ROUNDS
+def test_damaged_containers_are_refused_within_bounds(rounds: int) -> None:
     rng = random.Random(17)
     small = written([ENTRIES[0]], [CHUNKS[0]])
     tracemalloc.start()
-    for _ in range(10_000):
+    for _ in range(rounds):
         data = bytearray(small)
         for _change in range(rng.randrange(1, 4)):
             at = rng.choice((rng.randrange(20), rng.randrange(8208, len(data))))
@@ -256,3 +258,18 @@ def test_ten_thousand_damaged_containers_are_refused_within_bounds() -> None:
     tracemalloc.stop()
     # The largest allowed chunk list is 9 MiB; nothing is allocated for bytes that are not there.
     assert peak < 4 << 20
+
+
+@ROUNDS
+def test_damaged_footers_are_refused(rounds: int) -> None:
+    rng = random.Random(19)
+    good = container.encode_footer([FIRST, Placement(2, 9000, 77)])
+    for _ in range(rounds):
+        data = bytearray(good)
+        for _change in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+        received = bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
+        if received == good:
+            continue
+        with pytest.raises((MalformedError, IntegrityError)):
+            container.parse_footer(received, 20_000, LAYOUT)

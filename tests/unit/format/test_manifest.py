@@ -1,5 +1,4 @@
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from kvnet.format.hashes import ArtifactHash, artifact_hash_of
 from kvnet.format.limits import MAX_CHUNKS, MAX_MANIFEST_BYTES
 from kvnet.format.manifest import DerivedSpan, Manifest, artifact_of, decode_manifest, encode_manifest
 from kvnet.format.tensor import DType, LayerKind
-from tests.unit.format.examples import entries, fingerprint, layout, manifest
+from tests.unit.format.examples import ROUNDS, entries, fingerprint, layout, manifest
 
 SOUND = encode_manifest(manifest())
 SPAN = DerivedSpan(ArtifactHash(b"\1" * 32), b"\2" * 32, 0, 0)
@@ -201,11 +200,10 @@ def test_a_second_spelling_of_a_manifest_is_refused(make: Callable[[], bytes], r
 
 @pytest.mark.parametrize("unit", [b"\x81", b"\xa1\x00", b"\xc1", b"\x9f"])
 def test_deep_nesting_is_refused_as_a_manifest_and_inside_one(unit: bytes) -> None:
-    started = time.perf_counter()
-    assert isinstance(refusal(unit * 100_000), MalformedError)
+    assert "at most 4096 bytes" in str(refusal(unit * 100_000))
+    assert isinstance(refusal(unit * 2000), MalformedError)
     inside = replaced("83 11 04 1a ffffffff", (unit * 500).hex() + "00")
     assert isinstance(refusal(inside), MalformedError)
-    assert time.perf_counter() - started < 1
 
 
 def test_well_formed_kinds_that_this_version_cannot_move_are_incompatible_and_named() -> None:
@@ -322,10 +320,11 @@ def test_a_creation_time_before_1970_cannot_be_written() -> None:
         manifest(created=-1)
 
 
-def test_ten_thousand_damaged_manifests_are_refused_or_are_what_they_say() -> None:
+@ROUNDS
+def test_damaged_manifests_are_refused_or_are_what_they_say(rounds: int) -> None:
     rng = random.Random(13)
     accepted = 0
-    for _ in range(10_000):
+    for _ in range(rounds):
         data = bytearray(SOUND)
         for _change in range(rng.randrange(1, 4)):
             data[rng.randrange(len(data))] = rng.randrange(256)
@@ -338,4 +337,4 @@ def test_ten_thousand_damaged_manifests_are_refused_or_are_what_they_say() -> No
         accepted += 1
         assert encode_manifest(one) == data
     # Hashes and names may take any value, so that some changes leave a sound manifest.
-    assert 0 < accepted < 9000
+    assert 0 < accepted < 0.9 * rounds
