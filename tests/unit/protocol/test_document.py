@@ -1,0 +1,119 @@
+"""``docs/protocol.md`` and the code say the same."""
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from kvnet.format import limits
+from kvnet.network.interface import STREAM_WINDOW_BYTES, StreamKind
+from kvnet.protocol import messages
+from kvnet.protocol.announce import AnnounceLimits
+from kvnet.protocol.fetch import FetchLimits
+from kvnet.protocol.framing import MAX_FRAME_BYTES
+from kvnet.protocol.membership import PROOF_ENTRIES
+from kvnet.protocol.serve import ServeLimits
+from kvnet.protocol.session import SESSION_ID_SIZE_BYTES, SessionLimits
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+CDDL = "\n".join(re.findall(r"^```cddl\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
+RULES = dict(re.findall(r"^([a-z0-9][a-z0-9-]*) = (.*?)(?=^[a-z0-9][a-z0-9-]* = |\Z)", CDDL, re.MULTILINE | re.DOTALL))
+ALL: tuple[Any, ...] = (*get_args(messages.Message), messages.GetChunks, *get_args(messages.ChunkAnswer))
+
+
+def rule_of(kind: Any) -> str:
+    return str(kind.__struct_config__.tag).replace("_", "-")
+
+
+@pytest.mark.parametrize("kind", [*ALL, messages.Match], ids=lambda kind: kind.__name__)
+def test_every_message_has_the_fields_of_the_code(kind: Any) -> None:
+    tag = kind.__struct_config__.tag
+    rule = RULES["match" if tag is None else rule_of(kind)]
+    fields = re.findall(r"^  ([a-z_]+):", rule, re.MULTILINE)
+    if tag is not None:
+        assert f'type: "{tag}"' in rule
+        assert fields.pop(0) == "type"
+    assert fields == list(kind.__struct_fields__)
+
+
+def test_unions_of_the_document_are_those_of_the_code() -> None:
+    def members(rule: str) -> set[str]:
+        return set(re.findall(r"[a-z-]+", RULES[rule]))
+
+    assert members("control-message") == {rule_of(kind) for kind in get_args(messages.Message)}
+    assert members("chunk-request") == {rule_of(messages.GetChunks)}
+    assert members("chunk-answer") == {rule_of(kind) for kind in get_args(messages.ChunkAnswer)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("hello", f"versions: [1*{messages.MAX_VERSIONS} "),
+        ("hello", f"capabilities: [0*{messages.MAX_CAPABILITIES} word]"),
+        ("hello", f"at most {messages.MAX_AGENT_LENGTH} characters"),
+        ("slot", f".le {messages.MAX_SLOT}"),
+        ("word", f"{{0,{messages.MAX_CAPABILITY_LENGTH - 1}}}"),
+        ("reason", f"{{1,{messages.MAX_REASON_LENGTH}}}"),
+        ("proof", f"[{PROOF_ENTRIES}*{PROOF_ENTRIES} hash]"),
+        ("lookup", f"keys: [1*{messages.MAX_LOOKUP_KEYS} hash]"),
+        ("lookup-reply", f"matches: [0*{messages.MAX_MATCHES} match]"),
+        ("manifest-reply", f"(1..{limits.MAX_ENVELOPE_BYTES})"),
+        ("chunk-list-reply", f"(1..{limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES})"),
+        ("get-chunks", f"session: bstr .size {SESSION_ID_SIZE_BYTES}"),
+        ("get-chunks", f"indices: [1*{messages.MAX_CHUNKS_PER_REQUEST} u32]"),
+        ("chunk", f".le {limits.MAX_CHUNK_BYTES}"),
+    ],
+)
+def test_bounds_in_the_document_are_those_of_the_code(rule: str, text: str) -> None:
+    assert text in RULES[rule]
+
+
+def test_limits_in_the_document_are_those_of_the_code() -> None:
+    session, serve, fetch = SessionLimits(), ServeLimits(), FetchLimits()
+    table = DOCUMENT.split("<!-- limits -->")[1].split("<!-- end -->")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)[1:])
+    assert rows == {
+        "frame body": f"{MAX_FRAME_BYTES:,} bytes",
+        "handshake": f"{session.handshake_s:.0f} s",
+        "a request's answer": f"{session.request_s:.0f} s",
+        "silence before a ping": f"{session.silence_s:.0f} s",
+        "open requests, each direction": f"{session.requests_in_flight}",
+        "request bytes of one peer": (
+            f"{session.request_bytes_per_s:,.0f} a second, {session.request_burst_bytes:,.0f} at once"
+        ),
+        "control requests of one peer": f"{serve.requests_per_s:.0f} a second, {serve.request_burst:.0f} at once",
+        "chunk requests of one peer being answered": f"{serve.chunk_requests_in_flight}",
+        "chunks of one request": f"{messages.MAX_CHUNKS_PER_REQUEST}",
+        "bytes asked for and not yet received": f"{fetch.max_window_bytes:,}",
+        "namespaces of a node": f"{PROOF_ENTRIES}",
+    }
+    assert fetch.max_window_bytes <= STREAM_WINDOW_BYTES
+
+
+def test_patience_in_the_document_is_that_of_the_code() -> None:
+    fetch, announce = FetchLimits(), AnnounceLimits()
+    prose = " ".join(DOCUMENT.split())
+    for text in (
+        f"no byte for {fetch.idle_s:.0f} seconds while chunks are asked for, {fetch.idle_with_others_s:.0f} when",
+        f"less than {fetch.min_rate_bytes_s / 1024:.0f} KiB a second over {fetch.rate_window_s:.0f} seconds",
+        f"tried again after {fetch.retry_s:.0f} second, then {2 * fetch.retry_s:.0f}; after the third time",
+        f"The first request is for {fetch.start_chunks} chunks",
+        f"at least {announce.interval_s} seconds apart",
+        f"every record again after {announce.reprovide_s / 60:.0f} minutes, after {announce.retry_s:.0f} seconds",
+        f"every {announce.verify_s:.0f} seconds one key is looked up",
+    ):
+        assert text in prose
+    assert fetch.attempts == 3
+    assert fetch.active_peers == 1
+
+
+def test_names_in_the_document_are_those_of_the_code() -> None:
+    def first_column(heading: str) -> set[str]:
+        section = DOCUMENT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+    assert first_column("1. Streams") == {kind.value for kind in StreamKind}
+    assert first_column("10. Refusal reasons") == {reason.value for reason in messages.RefusalReason}
+    assert first_column("12. Versions") == {capability.value for capability in messages.Capability}
+    assert f"This document is version {messages.PROTOCOL_VERSION}." in DOCUMENT
