@@ -159,11 +159,13 @@ class ChunkFetch:
         delivered = self._outcome.delivered.setdefault(peer, Delivered())
         delivered.n_chunks += 1
         delivered.n_bytes += len(data)
+        self._machine.paused(peer)
         with trio.CancelScope(shield=True):
             try:
                 await self._sink(index, data, peer)
             except KvnetError as error:
                 self._outcome.sink_error = error
+        self._machine.resumed(peer, trio.current_time())
 
     async def _serve_peer(
         self,

@@ -10,7 +10,8 @@ artifact; one that is slow, busy or gone goes to the end of the queue and may be
 
 A driver does this: `start`; for each `RequestChunks` send the indices on a chunk stream of that peer; for each answer
 call `header_arrived` before it reads the bytes, `bytes_arrived` while it does, `chunk_arrived` with all of them, or
-`chunk_refused`; `peer_failed` when the stream breaks; call `on_time` when `next_deadline()` has come. `DropPeer` means:
+`chunk_refused`; `peer_failed` when the stream breaks; `paused` and `resumed` around the time in which it does not read,
+because it keeps a chunk; call `on_time` when `next_deadline()` has come. `DropPeer` means:
 close that peer's chunk stream. Events of a peer that was dropped are ignored, so the driver need not race.
 """
 
@@ -158,9 +159,11 @@ class _Peer:
     window_begun: float = 0.0
     window_bytes: int = 0
     part_bytes: int = 0
+    paused: bool = False
 
     def begin(self, now: float) -> None:
         self.attempts += 1
+        self.paused = False
         self.begun = self.last_byte = self.window_begun = now
         self.total_bytes = self.window_bytes = self.part_bytes = 0
 
@@ -231,14 +234,14 @@ class FetchMachine:
         return None if active is None else active.outstanding.get(index)
 
     def next_deadline(self) -> float | None:
-        """When `on_time` must be called at the latest; None when the fetch has ended."""
+        """When `on_time` must be called at the latest; None when no time matters: ended, or all peers are paused."""
         if self._ended:
             return None
-        deadlines = [self._peer_deadline(active) for active in self._active.values()]
+        deadlines = [self._peer_deadline(active) for active in self._active.values() if not active.paused]
         if len(self._active) < self._limits.active_peers:
             waiting = (peer for peer in self._peers.values() if self._may_start(peer) and self._wanted_of(peer))
             deadlines += [peer.not_before for peer in waiting]
-        return min(deadlines, default=float("-inf"))
+        return min(deadlines, default=None)
 
     # --- what happens ---
 
@@ -316,12 +319,26 @@ class FetchMachine:
         active = self._active.get(peer)
         return [] if active is None else self._drop(active, DropReason.GONE, now)
 
+    def paused(self, peer: PeerId) -> None:
+        """The driver stops reading from a peer, as it has to keep what came: the time that takes is not the peer's."""
+        active = self._active.get(peer)
+        if active is not None:
+            active.paused = True
+
+    def resumed(self, peer: PeerId, now: float) -> None:
+        """The driver reads from a peer again; its patience begins anew."""
+        active = self._active.get(peer)
+        if active is not None:
+            active.paused = False
+            active.last_byte = active.window_begun = now
+            active.window_bytes = 0
+
     def on_time(self, now: float) -> list[Instruction]:
         """Let time pass: peers that are silent or too slow lose their requests."""
         if self._ended:
             return []
         instructions: list[Instruction] = []
-        for active in list(self._active.values()):
+        for active in [active for active in self._active.values() if not active.paused]:
             if now >= active.last_byte + self._idle_s(active):
                 instructions += self._drop(active, DropReason.SILENT, now)
             elif now >= active.window_begun + self._limits.rate_window_s:

@@ -55,6 +55,8 @@ from kvnet.protocol.messages import (
 from kvnet.trust.namespace import Namespace
 
 SESSION_ID_SIZE_BYTES = 16
+_MAX_LATE = 1024
+"""Requests given up whose late answer is still ignored; a session may last for weeks."""
 _SESSION_CONTEXT = "kvnet 2026-11 control session"
 
 
@@ -92,7 +94,7 @@ class SessionLimits:
         request_s: seconds a request of ours may take.
         silence_s: seconds without a byte after which the peer is pinged.
         requests_in_flight: open requests in each direction; a peer's further ones are refused as ``busy``, and this
-            many requests without an answer end the session.
+            many in a row without an answer end the session.
         request_bytes_per_s: bytes of requests a peer may send, on average; one that sends more is dropped. Reading the
             largest lookup takes about 10 ms, so that the number of requests alone would be no limit.
         request_burst_bytes: bytes of requests at once, before the average counts.
@@ -220,7 +222,8 @@ class ControlSession:
         self._opened: SessionOpened | None = None
         self._next_id = 0
         self._waiting: dict[int, _Waiting] = {}
-        self._late: set[int] = set()
+        self._late: dict[int, None] = {}  # in order of their requests; the oldest are forgotten
+        self._unanswered = 0
         self._incoming: dict[int, Request] = {}
         self._allowance = self._limits.request_burst_bytes
         self._handshake_deadline = now + self._limits.handshake_s
@@ -341,9 +344,12 @@ class ControlSession:
             request = self._waiting.pop(request_id).request
             if isinstance(request, Ping):
                 return events + self._expire("silent")
-            self._late.add(request_id)
+            self._late[request_id] = None
+            self._unanswered += 1
+            if len(self._late) > _MAX_LATE:
+                del self._late[next(iter(self._late))]
             events.append(RequestTimedOut(request))
-        if len(self._late) >= self._limits.requests_in_flight:
+        if self._unanswered >= self._limits.requests_in_flight:
             return events + self._expire("unanswered")
         if now >= self._last_heard + self._limits.silence_s and not self._pinging:
             self._ask(Ping(request_id=0), now)
@@ -447,13 +453,14 @@ class ControlSession:
 
     def _on_reply(self, reply: Reply) -> list[Event]:
         if reply.request_id in self._late:
-            self._late.discard(reply.request_id)
+            del self._late[reply.request_id]
             return []
         waiting = self._waiting.pop(reply.request_id, None)
         if waiting is None or not _fits(waiting.request, reply):
             raise ProtocolViolationError(
                 f"expected an answer to an open request, found a {type(reply).__name__} to request {reply.request_id}"
             )
+        self._unanswered = 0
         if isinstance(waiting.request, Ping):
             return []
         if isinstance(waiting.request, Lookup) and isinstance(reply, LookupReply):

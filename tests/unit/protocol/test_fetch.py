@@ -205,6 +205,34 @@ def test_slow_but_steady_peer_above_the_least_rate_is_kept() -> None:
     assert done.reasons("steady") == [DropReason.DONE]
 
 
+def test_time_in_which_we_do_not_read_is_not_held_against_the_peer() -> None:
+    chunks = make_chunks(3)
+    machine = FetchMachine(entries_of(chunks), range(3), [peer("a"), peer("b")], limits=LIMITS)
+    machine.start(0.0)
+    machine.chunk_arrived(peer("a"), 0, chunks[0], 1.0)
+    machine.paused(peer("a"))
+    assert machine.next_deadline() is None
+    assert machine.on_time(100.0) == []
+    machine.resumed(peer("a"), 100.0)
+    assert machine.next_deadline() == 104.0
+    assert machine.on_time(103.0) == []
+    assert machine.on_time(104.0)[0] == DropPeer(peer("a"), DropReason.SILENT)
+    # Neither does anything to a peer that is not asked.
+    machine.paused(peer("a"))
+    machine.resumed(peer("a"), 104.0)
+    assert machine.next_deadline() is not None
+
+
+def test_pause_ends_with_the_attempt_in_which_it_began() -> None:
+    chunks = make_chunks(3)
+    machine = FetchMachine(entries_of(chunks), range(3), [peer("a")], limits=LIMITS)
+    machine.start(0.0)
+    machine.paused(peer("a"))
+    machine.peer_failed(peer("a"), 1.0)
+    assert machine.on_time(2.0) == [RequestChunks(peer("a"), (0, 1))]
+    assert machine.next_deadline() == 10.0
+
+
 def test_flaky_provider_is_tried_again_after_a_growing_pause() -> None:
     calls = 0
 
@@ -333,7 +361,6 @@ def test_events_of_peers_that_are_not_asked_change_nothing() -> None:
 def test_nothing_happens_after_the_end() -> None:
     chunks = make_chunks(1)
     machine = FetchMachine(entries_of(chunks), [0], [peer("a")])
-    assert machine.next_deadline() == float("-inf")
     machine.start(0.0)
     *_, last = machine.chunk_arrived(peer("a"), 0, chunks[0], 0.0)
     assert last == Completed()
@@ -379,6 +406,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.asked: dict[PeerId, list[int]] = {}
         self.verified: set[int] = set()
         self.banned: set[PeerId] = set()
+        self.paused: set[PeerId] = set()
         self.outcome: Instruction | None = None
 
     @initialize(active=st.integers(1, 3))
@@ -426,6 +454,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.obey(self.machine.chunk_refused(who, index, reason, self.now))
 
     @rule(who=st.sampled_from(PEERS))
+    def pauses(self, who: PeerId) -> None:
+        self.machine.paused(who)
+        self.paused.add(who)
+
+    @rule(who=st.sampled_from(PEERS))
+    def resumes(self, who: PeerId) -> None:
+        self.machine.resumed(who, self.now)
+        self.paused.discard(who)
+
+    @rule(who=st.sampled_from(PEERS))
     def breaks_off(self, who: PeerId) -> None:
         self.obey(self.machine.peer_failed(who, self.now))
 
@@ -438,8 +476,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.machine.ended)
     def waits_for_the_deadline(self) -> None:
         deadline = self.machine.next_deadline()
-        assert deadline is not None
-        self.now = max(self.now, deadline)
+        self.now = max(self.now, self.now if deadline is None else deadline)
         self.obey(self.machine.on_time(self.now))
 
     @invariant()
@@ -453,7 +490,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.machine.missing == 0
         if isinstance(self.outcome, Failed):
             assert set(self.outcome.missing) == set(range(12)) - self.verified
-        assert (self.machine.next_deadline() is None) == (self.outcome is not None)
+        if self.outcome is not None or not self.paused:
+            assert (self.machine.next_deadline() is None) == (self.outcome is not None)
 
 
 TestAnyOrder = AnyOrder.TestCase

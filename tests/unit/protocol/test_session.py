@@ -423,6 +423,23 @@ def test_peer_that_never_answers_is_given_up() -> None:
     assert last == SessionExpired("unanswered")
 
 
+def test_peer_that_misses_one_request_now_and_then_keeps_its_session_for_weeks() -> None:
+    pair = Pair.of([MINE], [MINE]).opened()
+    asked = with_slot(LOOKUP, slot_of(pair))
+    now = 0.0
+    for _ in range(1100):
+        pair.alice.request(asked, now)
+        number = pair.alice.request(asked, now)
+        assert pair.alice.receive(frame(LookupReply(request_id=number, matches=())), now) != []
+        now += 15.0
+        assert len(pair.alice.on_time(now)) == 1
+    assert not pair.alice.closed
+    # Late answers are ignored, as far back as anybody could be late.
+    assert pair.alice.receive(frame(LookupReply(request_id=number - 1, matches=())), now) == []
+    with pytest.raises(ProtocolViolationError):
+        pair.alice.receive(frame(LookupReply(request_id=0, matches=())), now)
+
+
 def test_silent_peer_is_pinged_and_one_that_lives_stays() -> None:
     pair = Pair.of([MINE], [MINE]).opened()
     assert pair.alice.next_deadline() == 60.0
