@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvnet.errors import NotFoundError
-from kvnet.format.chunks import ABSENT
+from kvnet.format.chunks import ABSENT, ChunkEntry
 from kvnet.protocol.fetch import (
     MISCONDUCT,
     ChunkVerified,
@@ -155,6 +155,15 @@ def test_wrong_length_is_noticed_before_the_bytes_are_read() -> None:
     dropped = machine.header_arrived(peer("a"), 0, 4 << 30, 0.2)
     assert dropped[0] == DropPeer(peer("a"), DropReason.BAD_CHUNK)
     assert machine.expected_length(peer("a"), 0) is None
+
+
+def test_bytes_that_match_the_hash_but_not_the_length_of_the_chunk_list_are_not_accepted() -> None:
+    """A publisher wrote a list that contradicts itself: nobody can fetch that chunk."""
+    chunks = make_chunks(1)
+    [entry] = entries_of(chunks)
+    machine = FetchMachine([ChunkEntry(entry.length_bytes + 1, entry.hash)], [0], [peer("a")])
+    machine.start(0.0)
+    assert machine.chunk_arrived(peer("a"), 0, chunks[0], 0.1)[0] == DropPeer(peer("a"), DropReason.BAD_CHUNK)
 
 
 # --- peers that stall -----------------------------------------------------------------------------------------
