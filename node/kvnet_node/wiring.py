@@ -20,8 +20,8 @@ from kvnet.exchange.publisher import Publisher
 from kvnet.network.interface import Network
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
+from kvnet.store.disk import DiskStore
 from kvnet.store.names import NameBook
-from kvnet.store.store import Store
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
@@ -57,7 +57,7 @@ class Services:
         stop_requested: set to end a running node.
     """
 
-    def __init__(self, settings: "Settings", store: Store, identity: NodeIdentity) -> None:
+    def __init__(self, settings: "Settings", store: DiskStore, identity: NodeIdentity) -> None:
         self.config = settings.config
         self.paths = settings.paths
         self.identity = identity
@@ -138,7 +138,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
     identity = NodeIdentity(settings.paths, settings.config.trust_policy)
     identity.load()
     store = await trio.to_thread.run_sync(
-        lambda: Store.open(
+        lambda: DiskStore.open(
             settings.paths.store_dir,
             quota_bytes=settings.config.quota_bytes,
             min_free_bytes=settings.config.min_free_bytes,

@@ -1,0 +1,1 @@
+"""Where bytes rest: packs, their index, pins, quota, named contexts, and the lock of a data directory."""

@@ -1,0 +1,417 @@
+"""What a store offers: the records it hands out, and the contract that every implementation fulfils.
+
+A store is synchronous and safe to call from several threads. Shells call it through a lane.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kvnet.format.chunks import ChunkEntry
+from kvnet.format.hashes import ArtifactHash, BytesLike, ChunkHash, FingerprintHash, NamespaceId, PrefixKey
+from kvnet.format.manifest import Manifest
+
+KeysOf = Callable[[Manifest, list[int]], Sequence[PrefixKey]]
+"""The prefix keys of an artifact's token ids, one per block; empty when its namespace's secret is not known here.
+
+A store has no secrets, so whoever has them computes the keys."""
+
+Judge = Callable[[Manifest], None]
+"""Raises TrustError for a manifest that the policy in force does not accept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """An artifact as it is stored.
+
+    Attributes:
+        hash: its artifact hash.
+        envelope: the signed manifest, as received.
+        manifest: its value; the signature has been checked.
+        entries: the chunk list.
+        pages: the same in pages, as they travel.
+        complete: every chunk that its publisher did not leave out is held.
+        pinned: kept until it is unpinned; otherwise it may be evicted.
+        size_bytes: bytes of its chunks that are held, shared ones included.
+        created_s: seconds since 1970 when it came into this store.
+        last_used_s: seconds since 1970 when it was last used.
+    """
+
+    hash: ArtifactHash
+    envelope: bytes
+    manifest: Manifest
+    entries: tuple[ChunkEntry, ...]
+    pages: tuple[bytes, ...]
+    complete: bool
+    pinned: bool
+    size_bytes: int
+    created_s: float
+    last_used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLocation:
+    """Where a chunk's stored bytes lie: ``length_bytes`` at ``offset`` of ``path``.
+
+    The bytes are not checked when this is made: whoever reads them hashes what was read.
+    """
+
+    path: Path
+    offset: int
+    length_bytes: int
+    hash: ChunkHash
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full a store is.
+
+    Attributes:
+        artifacts: how many artifacts it lists.
+        pinned: how many of them are pinned.
+        chunks: distinct chunks held.
+        held_bytes: everything on disk: packs, packs being written, the index, what was set aside.
+        quota_bytes: the most that may be.
+        free_bytes: free on the disk.
+        min_free_bytes: what must stay free.
+    """
+
+    artifacts: int
+    pinned: int
+    chunks: int
+    held_bytes: int
+    quota_bytes: int
+    free_bytes: int
+    min_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the store's folders that is not used, and why.
+
+    Attributes:
+        path: where it is, or was before it was set aside.
+        reason: in words.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What re-hashing an artifact found.
+
+    Attributes:
+        chunks: chunks that match.
+        size_bytes: their bytes.
+        bad: indices of chunks that did not match; they are not served any more.
+        missing: indices of chunks that were not held.
+    """
+
+    chunks: int
+    size_bytes: int
+    bad: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What garbage collection removed.
+
+    Attributes:
+        removed: artifacts that were evicted.
+        freed_bytes: how much less the store holds.
+    """
+
+    removed: tuple[ArtifactHash, ...]
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuilt index holds.
+
+    Attributes:
+        artifacts: artifacts listed.
+        chunks: distinct chunks.
+        problems: what was not taken in, and why.
+    """
+
+    artifacts: int
+    chunks: int
+    problems: tuple[Problem, ...]
+
+
+class Placed(Protocol):
+    """A chunk that another process wrote into a pack."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the plan."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """Where it starts in the pack."""
+        ...
+
+    @property
+    def length_bytes(self) -> int:
+        """Its stored size."""
+        ...
+
+    @property
+    def hash(self) -> ChunkHash:
+        """What it must hash to."""
+        ...
+
+
+class PackWriter(Protocol):
+    """A pack being filled. It is visible to nobody until :meth:`publish` returns."""
+
+    @property
+    def path(self) -> Path:
+        """The file, in which another process may write from :attr:`next_offset` on before :meth:`adopt`."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next chunk goes."""
+        ...
+
+    def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
+        """Write one chunk's stored bytes; nothing is written when an equal chunk is held already.
+
+        Raises:
+            IntegrityError: not the hash that was expected.
+            StoreFullError: it does not fit.
+            StoreError: this chunk is there already, or the disk failed.
+        """
+        ...
+
+    def adopt(self, chunks: Iterable[Placed]) -> None:
+        """Take in chunks that another process wrote into :attr:`path`; every one is read and hashed.
+
+        Raises:
+            IntegrityError: bytes that do not match.
+            StoreError: places that overlap or lie outside the file, or the disk failed.
+        """
+        ...
+
+    def reference(self, index: int, entry: ChunkEntry) -> None:
+        """Use a chunk that is held already; it cannot be collected while this pack is open.
+
+        Raises:
+            NotInStoreError: it is not held.
+        """
+        ...
+
+    def publish(
+        self,
+        envelope: bytes,
+        *,
+        keys: Sequence[PrefixKey],
+        pinned: bool,
+        allow_partial: bool = False,
+        entries: Sequence[ChunkEntry] | None = None,
+    ) -> ArtifactRecord:
+        """Make the artifact visible, all of it or nothing.
+
+        Args:
+            envelope: the signed manifest.
+            keys: prefix keys, one per block; empty when they are not known here.
+            pinned: keep it until it is unpinned.
+            allow_partial: chunks may be missing.
+            entries: the whole chunk list; needed only when chunks are missing.
+
+        Raises:
+            MalformedError: not a manifest of these chunks.
+            TrustError: the signature is not the publisher's.
+            IntegrityError: the chunk list or the keys are not those that were signed.
+            NotInStoreError: chunks are missing.
+            StoreFullError: it does not fit.
+            StoreError: the disk failed.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing behind; also after a failed :meth:`publish`, and after a successful one it does nothing."""
+        ...
+
+
+class Store(Protocol):
+    """Artifacts and their chunks."""
+
+    def artifacts(self) -> list[ArtifactRecord]:
+        """All artifacts, the newest first."""
+        ...
+
+    def get(self, artifact: ArtifactHash) -> ArtifactRecord | None:
+        """One artifact."""
+        ...
+
+    def resolve(self, text: str) -> ArtifactHash:
+        """The artifact that a full or short hash means.
+
+        Raises:
+            UsageError: not the text of a hash.
+            NotInStoreError: no artifact here has it.
+            AmbiguousHashError: several have it.
+        """
+        ...
+
+    def has_chunk(self, chunk: ChunkHash) -> bool:
+        """Whether a chunk is held."""
+        ...
+
+    def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
+        """Where a chunk lies; ``None`` when it is not held."""
+        ...
+
+    def read_chunk(self, chunk: ChunkHash) -> bytes:
+        """A chunk's stored bytes, hashed again as they were read.
+
+        Raises:
+            NotInStoreError: it is not held.
+            IntegrityError: what lies there is something else; it is not held any more.
+            StoreError: the disk failed.
+        """
+        ...
+
+    def tokens_of(self, artifact: ArtifactHash) -> list[int]:
+        """An artifact's token ids.
+
+        Raises:
+            NotInStoreError: the artifact, or a chunk of its token ids, is not held.
+            IntegrityError: a chunk does not match its hash.
+        """
+        ...
+
+    def context_of(self, artifact: ArtifactHash) -> bytes | None:
+        """An artifact's messages and template inputs; ``None`` when it carries none.
+
+        Raises:
+            NotInStoreError: the artifact, or a chunk of its context, is not held.
+            IntegrityError: a chunk does not match its hash.
+        """
+        ...
+
+    def begin_pack(self, n_chunks: int, *, expected_bytes: int = 0) -> PackWriter:
+        """Start filling a pack.
+
+        Args:
+            n_chunks: chunks of the artifact, absent and referenced ones included.
+            expected_bytes: room to make and reserve, when it is known.
+
+        Raises:
+            StoreFullError: there is no room.
+            StoreError: the disk failed.
+        """
+        ...
+
+    def find_prefix(
+        self, namespace: NamespaceId, keys_deepest_first: Sequence[PrefixKey]
+    ) -> list[tuple[ArtifactHash, int]]:
+        """Artifacts that have one of the keys, each with its deepest, in blocks; the deepest first."""
+        ...
+
+    def prefix_rows(self, namespace: NamespaceId) -> list[tuple[PrefixKey, ArtifactHash, int]]:
+        """Every prefix key of a namespace with its artifact and its depth in blocks."""
+        ...
+
+    def artifacts_of(self, fingerprint: FingerprintHash, namespace: NamespaceId) -> list[ArtifactHash]:
+        """Artifacts of one model in one namespace whose token ids are held, the last used first."""
+        ...
+
+    def count(self, namespace: NamespaceId) -> int:
+        """How many artifacts belong to a namespace."""
+        ...
+
+    def touch(self, artifact: ArtifactHash) -> None:
+        """Note that an artifact was used; nothing when it is not held."""
+        ...
+
+    def pin(self, artifact: ArtifactHash) -> None:
+        """Keep an artifact until it is unpinned.
+
+        Raises:
+            NotInStoreError: it is not held.
+        """
+        ...
+
+    def unpin(self, artifact: ArtifactHash) -> None:
+        """Let an artifact be evicted when room is needed.
+
+        Raises:
+            NotInStoreError: it is not held.
+        """
+        ...
+
+    def remove(self, artifact: ArtifactHash) -> int:
+        """Remove an artifact, pinned or not; chunks that others use stay. Returns the bytes freed.
+
+        Raises:
+            NotInStoreError: it is not held.
+        """
+        ...
+
+    def collect_garbage(self, *, everything: bool = False) -> Collected:
+        """Free what no artifact uses, and evict until quota and free space are kept.
+
+        Args:
+            everything: evict all that is not pinned.
+        """
+        ...
+
+    def usage(self) -> StoreUsage:
+        """How full it is."""
+        ...
+
+    def verify(self, artifact: ArtifactHash) -> Verified:
+        """Read and hash every chunk of an artifact.
+
+        Raises:
+            NotInStoreError: the artifact is not held.
+        """
+        ...
+
+    def index_prefixes(self, keys_of: KeysOf) -> int:
+        """Compute the prefix rows of artifacts that have none; returns for how many.
+
+        They have none when their namespace was not known here as they came in.
+        """
+        ...
+
+    def export(self, artifact: ArtifactHash, path: Path) -> int:
+        """Write an artifact into a new ``.kva`` file, 0600; returns its size in bytes.
+
+        Raises:
+            NotInStoreError: the artifact or some of its chunks are not held.
+            StoreError: the file exists, or cannot be written.
+        """
+        ...
+
+    def import_container(
+        self, path: Path, *, judge: Judge, keys_of: KeysOf | None = None, pinned: bool = False
+    ) -> ArtifactRecord:
+        """Take in a ``.kva`` file, verified as it is read.
+
+        Args:
+            path: the file.
+            judge: asked before anything is kept.
+            keys_of: computes its prefix keys.
+            pinned: keep it until it is unpinned.
+
+        Raises:
+            MalformedError: not such a file.
+            TrustError: the signature does not hold, or ``judge`` refuses.
+            IntegrityError: bytes that do not match their hash.
+            StoreFullError: it does not fit.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; packs still open are aborted."""
+        ...

@@ -1,0 +1,253 @@
+"""Room: what the store holds, what must go when more is needed, and letting it go.
+
+A removal is durable before anything disappears: a marker file first, then the index, then the packs. A pack that
+other artifacts still use is written anew with only the chunks they use, so that nothing of a removed text stays.
+"""
+
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvnet.errors import IntegrityError, KvnetError, StoreFullError
+from kvnet.format.container import Placement, encode_envelope_area, encode_footer, encode_header
+from kvnet.format.hashes import ArtifactHash, ChunkHash, artifact_text, blake3_hash
+from kvnet.store.eviction import Candidate, choose_victims
+from kvnet.store.failures import storage_errors
+from kvnet.store.index import ArtifactRow, Index, PackRow, PlacedChunk
+from kvnet.store.osfile import OsFiles
+from kvnet.store.packs import PackContents, StorePaths, pack_name, read_pack
+from kvnet.store.writer import DiskPackWriter
+
+_log = logging.getLogger(__name__)
+
+
+class Space:
+    """Keeps a store within its bounds. Covered by the store's lock.
+
+    Args:
+        files: the seam to the operating system.
+        paths: the store.
+        index: its index.
+        quota_bytes: the most that everything in the store's directory may take.
+        min_free_bytes: what must stay free on the disk.
+    """
+
+    def __init__(
+        self, files: OsFiles, paths: StorePaths, index: Index, *, quota_bytes: int, min_free_bytes: int
+    ) -> None:
+        self._files = files
+        self._paths = paths
+        self._index = index
+        self.quota_bytes = quota_bytes
+        self.min_free_bytes = min_free_bytes
+        self.leases: dict[DiskPackWriter, set[ChunkHash]] = {}
+        self._numbers = itertools.count(1)
+        self._run = secrets.token_hex(8)
+        self._other_bytes = 0
+        self.count_others()
+
+    # --- what is held -------------------------------------------------------------------------------------------------
+
+    def count_others(self) -> None:
+        """Count again what is neither a pack, nor being written, nor the index."""
+        others = 0
+        known = {pack.name for pack in self._index.packs()}
+        for folder in (self._paths.quarantine, self._paths.packs):
+            for path in folder.rglob("*"):
+                if path.is_file() and not path.is_symlink() and str(path.relative_to(folder)) not in known:
+                    others += path.lstat().st_size
+        self._other_bytes = others
+
+    def held_bytes(self) -> int:
+        """Bytes of everything in the store's directory."""
+        index_bytes = sum(path.stat().st_size for path in self._index.files() if path.exists())
+        open_bytes = sum(writer.size_bytes for writer in self.leases)
+        return self._index.pack_bytes() + open_bytes + index_bytes + self._other_bytes
+
+    def free_bytes(self) -> int:
+        """Bytes free on the disk."""
+        with storage_errors("asking for free space"):
+            return self._files.free_bytes(self._paths.root)
+
+    def temporary_path(self) -> Path:
+        """A path in the temporary folder that nothing else uses."""
+        return self._paths.temporary / f"{self._run}-{next(self._numbers)}.part"
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def make_room(self, need_bytes: int) -> list[ArtifactHash]:
+        """Let go of what may go until so many more bytes fit; returns the artifacts that were evicted.
+
+        Raises:
+            StoreFullError: they cannot; then nothing was evicted.
+        """
+        lack = self._lack(need_bytes)
+        if lack <= 0:
+            return []
+        self.collect(compact=True)
+        lack = self._lack(need_bytes)
+        if lack <= 0:
+            return []
+        victims = self._choose(lack)
+        if victims is None:
+            raise self._full(need_bytes)
+        for artifact in victims:
+            row = self._index.artifact(artifact)
+            if row is not None:
+                self.drop(row)
+        self.collect(compact=False)
+        _log.info("store: %d artifacts evicted to make room", len(victims))
+        if self._lack(need_bytes) > 0:
+            raise self._full(need_bytes)
+        return victims
+
+    def _lack(self, need_bytes: int) -> int:
+        """How many bytes too many there would be."""
+        over_quota = self.held_bytes() + need_bytes - self.quota_bytes
+        too_little_free = need_bytes + self.min_free_bytes - self.free_bytes()
+        return max(over_quota, too_little_free)
+
+    def _choose(self, lack_bytes: int) -> list[ArtifactHash] | None:
+        packs = self._index.packs()
+        leased = {chunk for chunks in self.leases.values() for chunk in chunks}
+        kept = {pack for chunk in leased for pack, _, _ in self._index.places_of(chunk)}
+        users: dict[int, set[ArtifactHash]] = {pack.id: {pack.artifact} for pack in packs}
+        for pack, artifact in self._index.pack_users():
+            users[pack].add(artifact)
+        listed = set(self._index.hashes())
+        frozen = {pack: frozenset(artifacts & listed) for pack, artifacts in users.items() if pack not in kept}
+        candidates = [Candidate(row.hash, row.last_used_s) for row in self._index.artifacts() if not row.pinned]
+        return choose_victims(candidates, frozen, {pack.id: pack.size_bytes for pack in packs}, lack_bytes)
+
+    def _full(self, need_bytes: int) -> StoreFullError:
+        pinned = sum(row.held_bytes for row in self._index.artifacts() if row.pinned)
+        return StoreFullError(
+            f"expected room for {need_bytes:,} more bytes; the store holds {self.held_bytes():,} of its quota of "
+            f"{self.quota_bytes:,} bytes, {pinned:,} of them pinned, and the disk has {self.free_bytes():,} free of "
+            f"which {self.min_free_bytes:,} are to stay free",
+            hint="Remove or unpin something (`kvnet list`, `kvnet rm`, `kvnet unpin`), or raise store.quota_bytes.",
+        )
+
+    # --- letting go ---------------------------------------------------------------------------------------------------
+
+    def drop(self, row: ArtifactRow) -> None:
+        """List an artifact no longer, durably. Its packs are for :meth:`collect`."""
+        name = artifact_text(row.hash)
+        with storage_errors("removing an artifact"):
+            self._files.write_whole(self._paths.removed / name, b"", self.temporary_path())
+            self._files.unlink(self._paths.pins / name)
+        with self._index.transaction():
+            self._index.drop_artifact(row.id)
+
+    def collect(self, *, compact: bool) -> int:
+        """Remove packs that no artifact uses; returns the bytes freed.
+
+        Args:
+            compact: also write packs anew that are used in part.
+        """
+        before = self._index.pack_bytes()
+        for pack in self._index.orphaned_packs():
+            needed = self._needed(pack)
+            if not needed:
+                self._remove_pack(pack)
+            elif compact and len(needed) < len(self._index.chunks_of_pack(pack.id)):
+                self._compact(pack, needed)
+        return before - self._index.pack_bytes()
+
+    def _needed(self, pack: PackRow) -> list[PlacedChunk]:
+        """Chunks of an orphaned pack that must stay: used or leased, and nowhere else."""
+        needed = {chunk.hash: chunk for chunk in self._index.needed_chunks(pack.id)}
+        leased = {chunk for chunks in self.leases.values() for chunk in chunks}
+        if leased:
+            for chunk in self._index.chunks_of_pack(pack.id):
+                if chunk.hash in leased and len(self._index.places_of(chunk.hash)) == 1:
+                    needed[chunk.hash] = chunk
+        return sorted(needed.values(), key=lambda chunk: chunk.offset)
+
+    def _remove_pack(self, pack: PackRow) -> None:
+        path = self._paths.pack(pack.name)
+        with self._index.transaction():
+            self._index.drop_pack(pack.id)
+        with storage_errors("removing a pack"):
+            self._files.unlink(path)
+            self._files.sync_directory(path.parent)
+            if not self._index.packs_of(pack.artifact):
+                self._files.unlink(self._paths.removed / artifact_text(pack.artifact))
+
+    def _compact(self, pack: PackRow, needed: list[PlacedChunk]) -> None:
+        """Write a pack anew under another name: whoever has the old one open goes on reading it."""
+        old = self._paths.pack(pack.name)
+        temporary = self.temporary_path()
+        try:
+            contents = read_pack(self._files, old)
+            kept = self._copy(old, temporary, contents, needed)
+            name = self.free_name(pack.artifact)
+            with storage_errors("compacting a pack"):
+                self._files.rename(temporary, self._paths.pack(name))
+                self._files.sync_directory(old.parent)
+                found = self._paths.pack(name).lstat()
+        except (KvnetError, OSError) as error:
+            _log.warning("store: a pack stays as large as it is: %s", error)
+            temporary.unlink(missing_ok=True)
+            return
+        with self._index.transaction():
+            users = self._index.users_of_pack(pack.id)
+            self._index.drop_pack(pack.id)
+            self._index.add_pack(name, pack.artifact, found.st_size, found.st_mtime_ns, kept)
+            self._index.refresh(users)
+        with storage_errors("removing a pack"):
+            self._files.unlink(old)
+            self._files.sync_directory(old.parent)
+
+    def _copy(
+        self, source: Path, target: Path, contents: PackContents, needed: Iterable[PlacedChunk]
+    ) -> list[PlacedChunk]:
+        """Copy a pack with some of its chunks, each hashed on the way; a damaged one is left behind."""
+        positions = {entry.hash: index for index, entry in enumerate(contents.entries)}
+        head = encode_header(len(contents.entries)) + encode_envelope_area(contents.signed.envelope)
+        head += b"".join(contents.pages)
+        kept: list[PlacedChunk] = []
+        with storage_errors("compacting a pack"):
+            reading = self._files.open_for_reading(source)
+            writing = -1
+            try:
+                writing = self._files.create(target)
+                self._files.write(writing, head, 0)
+                offset = len(head)
+                for chunk in needed:
+                    data = self._files.read(reading, chunk.length_bytes, chunk.offset)
+                    if blake3_hash(data) != chunk.hash:
+                        _log.warning("store: a damaged chunk was left behind while a pack was compacted")
+                        continue
+                    self._files.write(writing, data, offset)
+                    kept.append(PlacedChunk(chunk.hash, offset, chunk.length_bytes))
+                    offset += chunk.length_bytes
+                if not kept:
+                    raise IntegrityError("no chunk of the pack matches its hash")
+                places = [Placement(positions[chunk.hash], chunk.offset, chunk.length_bytes) for chunk in kept]
+                self._files.write(writing, encode_footer(places), offset)
+                self._files.sync(writing)
+            finally:
+                self._files.close(reading)
+                if writing >= 0:
+                    self._files.close(writing)
+        return kept
+
+    def empty_quarantine(self) -> None:
+        """Remove what was set aside; it was reported when that happened."""
+        with storage_errors("emptying the quarantine"):
+            for path in self._paths.quarantine.iterdir():
+                if path.is_file() or path.is_symlink():
+                    self._files.unlink(path)
+        self.count_others()
+
+    def free_name(self, artifact: ArtifactHash) -> str:
+        """The first name for a pack of an artifact that no file has."""
+        numbers = itertools.count(1)
+        return next(
+            name
+            for name in (pack_name(artifact, number) for number in numbers)
+            if not self._paths.pack(name).exists() and not self._paths.pack(name).is_symlink()
+        )
