@@ -178,11 +178,11 @@ class NameBook:
         """Every ``NAME@VERSION`` that means an artifact. A damaged file means nothing."""
         return [version.text for version in self._all() if version.artifact == artifact]
 
-    def all_names(self) -> dict[ArtifactHash, list[str]]:
-        """Every ``NAME@VERSION``, by artifact, in one pass. A damaged file means nothing."""
-        found: dict[ArtifactHash, list[str]] = {}
+    def by_artifact(self) -> dict[ArtifactHash, list[NamedVersion]]:
+        """Every version, by artifact, in one pass. A damaged file means nothing."""
+        found: dict[ArtifactHash, list[NamedVersion]] = {}
         for version in self._all():
-            found.setdefault(version.artifact, []).append(version.text)
+            found.setdefault(version.artifact, []).append(version)
         return found
 
     def add(
@@ -238,7 +238,7 @@ class NameBook:
                 self._remove_folder(folder)
         return [f"{name}@{number}" for number in doomed]
 
-    def remove_artifact(self, artifact: ArtifactHash) -> list[str]:
+    def forget(self, artifact: ArtifactHash) -> list[str]:
         """Forget every version that means an artifact; returns them as ``NAME@VERSION``.
 
         Raises:
