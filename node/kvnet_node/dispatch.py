@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -64,7 +65,7 @@ async def _run_remotely(lock: DataDirLock, wanted: Operation, request: Request, 
     owner = lock.owner()
     if owner is None or not owner.control_socket:
         return None
-    stream = await connect_control(owner.control_socket)
+    stream = await connect_control(Path(owner.control_socket))
     if stream is None:
         return None
     return msgspec.json.decode(await call_node(stream, wanted.name, request, on_event), type=wanted.result)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from kvnet.errors import ConfigError, StoreError, UsageError
-from kvnet.format.hashes import NamespaceId
+from kvnet.errors import ConfigError, StoreError, TrustError, UsageError
+from kvnet.format.hashes import NamespaceId, PrefixKey
+from kvnet.format.manifest import Manifest
+from kvnet.format.prefix import block_keys
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
-from kvnet.trust.policy import TrustPolicy
+from kvnet.trust.policy import Refusal, TrustPolicy
 from kvnet_node.paths import DataPaths, write_private
 
 MINE = "mine"
@@ -123,6 +125,26 @@ class NodeIdentity:
     def namespaces(self) -> tuple[Namespace, ...]:
         """Every namespace this node is in; ``mine`` first."""
         return tuple(namespace for _, namespace in self._namespaces)
+
+    def keys_of(self, manifest: Manifest, tokens: list[int]) -> list[PrefixKey]:
+        """The prefix keys of an artifact's token ids; empty when its namespace is none of this node's."""
+        for namespace in self.namespaces():
+            if namespace.id == manifest.namespace:
+                return block_keys(namespace.prefix_root(manifest.fingerprint.hash), tokens)
+        return []
+
+    def judge(self, manifest: Manifest) -> None:
+        """Ask the policy about an artifact whose signature has been checked.
+
+        Raises:
+            TrustError: it refuses; the reason and the next step are in it.
+        """
+        verdict = self.policy().judge(manifest)
+        if isinstance(verdict, Refusal):
+            raise TrustError(
+                f"the artifact is not used: {verdict.text}",
+                hint=f"kvnet key trust {publisher_text(verdict.publisher)} accepts it, if you know whose key that is",
+            )
 
     @property
     def policy_name(self) -> str:

@@ -101,8 +101,9 @@ class Services:
         known = self.node.peers() if self.node else []
         return [PeerEntry(peer_text(each.info.peer), list(each.info.addresses), member=each.member) for each in known]
 
-    async def identity_changed(self) -> None:
-        """Called after namespaces or trusted publishers changed: peers are shown what this node is in now."""
+    async def namespaces_changed(self) -> None:
+        """Called after namespaces changed: prefixes are indexed by them, and peers are shown what this node is in."""
+        await self.lane.run(self.store.index_prefixes, self.identity.keys_of)
         if self.node is not None:
             await self.node.reload()
 
@@ -142,6 +143,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             settings.paths.store_dir,
             quota_bytes=settings.config.quota_bytes,
             min_free_bytes=settings.config.min_free_bytes,
+            keys_of=identity.keys_of,
         )
     )
     services = Services(settings, store, identity)

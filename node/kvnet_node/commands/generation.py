@@ -54,20 +54,19 @@ def add(
 
 
 def _render_add(result: AddResult) -> str:
-    skipped = [f"skipped {escape(file.path)}: {escape(file.reason)}" for file in result.skipped]
+    # What was skipped has been listed before the work began.
     if result.dry_run:
-        plan = (
+        return (
             f"{format_count(result.tokens)} tokens of {format_count(result.files)} files, "
             f"{format_count(result.reused_tokens)} of them held already, {format_bytes(result.bytes)} of K/V, "
             f"about {format_seconds(result.prefill_s)} of prefill"
         )
-        return "\n".join([*skipped, plan])
     summary = (
         f"{format_count(result.tokens)} tokens of {format_count(result.files)} files: "
         f"{format_count(result.reused_tokens)} reused, {format_count(result.prefilled_tokens)} prefilled in "
         f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new"
     )
-    return "\n".join([*skipped, f"{result.name}@{result.version}  {result.artifact}", summary])
+    return f"{result.name}@{result.version}  {result.artifact}\n{summary}"
 
 
 def ask(name: str, question: str, /, *, max_tokens: int = 256, no_reuse: bool = False, context: Context) -> None:

@@ -101,7 +101,7 @@ async def _finish(
 ) -> r.FetchResult:
     services = ctx.services
     if request.name is not None:
-        await services.lane.run(_name, ctx, request.name, record)
+        await services.lane.run(name_artifact, ctx, request.name, record)
     providers = [
         r.Provided(peer_text(peer), _address_of(services.node, peer), each.n_bytes, each.n_chunks)
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
@@ -129,7 +129,7 @@ def _address_of(node: ExchangeNode | None, peer: PeerId) -> str:
     return ""
 
 
-def _name(ctx: OperationContext, name: str, record: ArtifactRecord) -> None:
+def name_artifact(ctx: OperationContext, name: str, record: ArtifactRecord) -> None:
     """Make a fetched artifact a named context here; names are local to a data directory."""
     context = ctx.services.store.context_of(record.hash)
     if not context:

@@ -36,5 +36,5 @@ async def import_namespace(context: OperationContext, request: NamespaceFileRequ
     namespace_id, kept = services.identity.import_namespace(
         Path(request.path), keep_old=request.keep_old, count=services.store.count
     )
-    await services.identity_changed()
+    await services.namespaces_changed()
     return NamespaceResult(namespace_id.hex(), request.path, kept.hex() if kept else "")

@@ -1,0 +1,200 @@
+"""Operations on artifacts that are held here: list, show, verify, pin, unpin, remove, collect garbage."""
+
+from kvnet.errors import IntegrityError, NotInStoreError
+from kvnet.format.hashes import ArtifactHash, artifact_text
+from kvnet.store.interface import ArtifactRecord
+from kvnet.store.names import NamedVersion
+from kvnet.trust.keys import publisher_text
+from kvnet.trust.policy import Refusal
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.targets import held_artifact, resolve_target
+from kvnet_node.wiring import Services
+
+
+async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.ListResult:  # noqa: ARG001
+    """All artifacts, newest first."""
+    services = ctx.services
+    records = await services.lane.run(services.store.artifacts)
+    names = await services.lane.run(services.names.by_artifact)
+    own = services.identity.policy().own
+    return r.ListResult([_summary(record, names.get(record.hash, []), own) for record in records])
+
+
+def _summary(record: ArtifactRecord, names: list[NamedVersion], own: frozenset[bytes]) -> r.ArtifactSummary:
+    manifest = record.manifest
+    return r.ArtifactSummary(
+        artifact=artifact_text(record.hash),
+        names=[version.text for version in names],
+        tokens=manifest.n_tokens,
+        bytes=manifest.total_size_bytes,
+        codec=manifest.codec.value,
+        complete=record.complete,
+        pinned=record.pinned,
+        signer=publisher_text(manifest.publisher),
+        own=manifest.publisher in own,
+        created=manifest.created,
+        model=next((version.model for version in names if version.model), ""),
+    )
+
+
+async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResult:
+    """Everything a manifest says, and what is held of it."""
+    services = ctx.services
+    record = await held_artifact(services, request.target)
+    names = await services.lane.run(services.names.names_of, record.hash)
+    held = await services.lane.run(_held_chunks, services, record)
+    manifest = record.manifest
+    verdict = services.identity.policy().judge(manifest)
+    return r.ShowResult(
+        artifact=artifact_text(record.hash),
+        names=names,
+        tokens=manifest.n_tokens,
+        blocks=manifest.n_blocks,
+        chunks=manifest.n_chunks,
+        held_chunks=held,
+        bytes=manifest.total_size_bytes,
+        codec=manifest.codec.value,
+        complete=record.complete,
+        pinned=record.pinned,
+        signer=publisher_text(manifest.publisher),
+        own=manifest.publisher in services.identity.policy().own,
+        policy=services.identity.policy_name,
+        verdict=f"refused, {verdict.text}" if isinstance(verdict, Refusal) else "accepted",
+        namespace=manifest.namespace.hex(),
+        created=manifest.created,
+        producer=_producer(record),
+        fingerprint=_fingerprint(record),
+        derived_from=[
+            {
+                "artifact": artifact_text(span.artifact),
+                "signer": publisher_text(span.publisher),
+                "blocks": f"{span.first_block} to {span.last_block}",
+            }
+            for span in manifest.derived_from
+        ],
+        context_bytes=manifest.context_size_bytes,
+    )
+
+
+def _held_chunks(services: Services, record: ArtifactRecord) -> int:
+    if record.complete:
+        return len(record.entries)
+    return sum(services.store.has_chunk(entry.hash) for entry in record.entries)
+
+
+def _producer(record: ArtifactRecord) -> dict[str, str]:
+    producer = record.manifest.producer
+    return {
+        "runtime": producer.runtime,
+        "versions": producer.versions,
+        "device": producer.device,
+        "system": producer.system,
+        "prefill_step": str(producer.prefill_step),
+    }
+
+
+def _fingerprint(record: ArtifactRecord) -> dict[str, str]:
+    fingerprint = record.manifest.fingerprint
+    return {
+        "hash": fingerprint.hash.hex(),
+        "architecture": fingerprint.architecture,
+        "weights": fingerprint.weights.hex(),
+        "config": fingerprint.config.hex(),
+    }
+
+
+async def verify(ctx: OperationContext, request: r.VerifyRequest) -> r.VerifyResult:
+    """Re-hash one artifact, or all."""
+    services = ctx.services
+    if request.target:
+        records = [await held_artifact(services, request.target)]
+    else:
+        records = await services.lane.run(services.store.artifacts)
+    total = sum(record.manifest.total_size_bytes for record in records)
+    checked = _Checked()
+    for record in records:
+        # Chunk by chunk, so that other work gets its turn in between.
+        for index, entry in enumerate(record.entries):
+            if entry.length_bytes == 0:
+                continue
+            state = await services.lane.run(_check_chunk, services, record, index)
+            checked.count(record, index, entry.length_bytes, state)
+            ctx.progress("verify", checked.bytes, total, unit="bytes")
+    return r.VerifyResult(len(records), checked.chunks, checked.bytes, checked.bad, checked.missing)
+
+
+def _check_chunk(services: Services, record: ArtifactRecord, index: int) -> str:
+    """Whether one chunk is "good", "bad" or "missing". Blocking."""
+    try:
+        services.store.read_chunk(record.entries[index].hash)
+    except IntegrityError:
+        return "bad"
+    except NotInStoreError:
+        return "missing"
+    return "good"
+
+
+class _Checked:
+    """What verification has found so far."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.bytes = 0
+        self.bad: list[str] = []
+        self.missing = 0
+
+    def count(self, record: ArtifactRecord, index: int, length_bytes: int, state: str) -> None:
+        if state == "good":
+            self.chunks += 1
+            self.bytes += length_bytes
+        elif state == "bad":
+            self.bad.append(f"{artifact_text(record.hash)}/{index}")
+        else:
+            self.missing += 1
+
+
+async def pin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResult:
+    """Keep an artifact whatever the quota says."""
+    artifact = (await held_artifact(ctx.services, request.target)).hash
+    await ctx.services.lane.run(ctx.services.store.pin, artifact)
+    return r.PinResult(artifact_text(artifact), pinned=True)
+
+
+async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResult:
+    """Let an artifact be removed when room is needed."""
+    artifact = (await held_artifact(ctx.services, request.target)).hash
+    await ctx.services.lane.run(ctx.services.store.unpin, artifact)
+    return r.PinResult(artifact_text(artifact), pinned=False)
+
+
+async def remove(ctx: OperationContext, request: r.ArtifactRequest) -> r.RemoveResult:
+    """Remove an artifact, and every name that means it."""
+    services = ctx.services
+    artifact = await resolve_target(services, request.target)
+    if services.node is not None:
+        services.node.removed(artifact)
+    names, freed = await services.lane.run(_remove, services, artifact)
+    return r.RemoveResult(artifact_text(artifact), names, freed)
+
+
+def _remove(services: Services, artifact: ArtifactHash) -> tuple[list[str], int]:
+    """In the reverse order of making: the names first, then the artifact. Blocking."""
+    names = services.names.forget(artifact)
+    return names, services.store.remove(artifact)
+
+
+async def collect_garbage(ctx: OperationContext, request: r.CollectRequest) -> r.CollectResult:
+    """Remove what is not pinned until quota and free space are kept."""
+    services = ctx.services
+    collected = await services.lane.run(services.store.collect_garbage, everything=request.all)
+    usage = await services.lane.run(services.store.usage)
+    if services.node is not None:
+        for artifact in collected.removed:
+            services.node.removed(artifact)
+    return r.CollectResult(
+        [artifact_text(artifact) for artifact in collected.removed],
+        collected.freed_bytes,
+        usage.held_bytes,
+        usage.quota_bytes,
+    )
