@@ -48,6 +48,7 @@ class Announcer:
 
     def __init__(self, network: Network, limits: AnnounceLimits | None = None) -> None:
         self._network = network
+        self._limits = limits
         self._machine = AnnounceMachine(limits)
         self._changed = trio.Event()
         self._connected = False
@@ -60,6 +61,10 @@ class Announcer:
     def remove(self, keys: Iterable[bytes]) -> None:
         """Announce these no longer."""
         self._machine.remove(keys)
+
+    def clear(self) -> None:
+        """Announce nothing of what was added so far; records told already age out by themselves."""
+        self._machine = AnnounceMachine(self._limits)
 
     def status(self) -> AnnounceStatus:
         """How announcing goes."""

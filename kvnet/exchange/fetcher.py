@@ -271,7 +271,8 @@ class ArtifactFetcher:
         manifest = located.signed.manifest
         plan = manifest.plan()
         wanted = set(range(len(plan)) if needed is None else needed) | set(plan.token_chunks)
-        writer = await self._lane.run(self._store.begin_pack, len(entries))
+        room = sum(entries[index].length_bytes for index in wanted)
+        writer = await self._lane.run(self._store.begin_pack, len(entries), expected_bytes=room)
         try:
             work = _Work(self._store, self._lane, writer, entries, plan.token_chunks, progress)
             missing = await self._lane.run(work.reference_held, wanted)
@@ -282,7 +283,7 @@ class ArtifactFetcher:
             tokens = await work.tokens()
             keys = self._keys(located, tokens)
             record = await self._lane.run(
-                writer.publish, located.signed.envelope, keys=keys, pinned=pinned, allow_partial=True
+                writer.publish, located.signed.envelope, keys=keys, pinned=pinned, allow_partial=True, entries=entries
             )
         except BaseException:
             writer.abort()

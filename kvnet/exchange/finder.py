@@ -149,12 +149,11 @@ class PrefixFinder:
         return search
 
     def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[LookupQuery]:
-        """One per namespace; the last key is that of the prompt's last token that may be reused."""
-        reusable = tokens[: len(tokens) - 1]
-        if not reusable:
+        """One per namespace. An artifact equal to the whole prompt counts, though its last token is fed again."""
+        if len(tokens) < 2:
             return []
         return [
-            build_query(namespace, block_keys(namespace.prefix_root(fingerprint.hash), reusable), len(reusable))
+            build_query(namespace, block_keys(namespace.prefix_root(fingerprint.hash), tokens), len(tokens))
             for namespace in self._identity.namespaces()
         ]
 

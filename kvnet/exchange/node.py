@@ -21,6 +21,7 @@ from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
+from kvnet.protocol.messages import Capability
 from kvnet.protocol.serve import ServeLimits
 from kvnet.protocol.session import ControlSession, SessionConfig
 from kvnet.store.interface import ArtifactRecord, Store
@@ -157,6 +158,7 @@ class ExchangeNode:
     async def reload(self) -> None:
         """The namespaces have changed: serve and announce by them, and prove them to every peer anew."""
         await self._server.load()
+        self._announcer.clear()
         await self._announce_all()
         for session in list(self._sessions.values()):
             session.close()
@@ -262,6 +264,7 @@ class ExchangeNode:
             nonce=self._random(NONCE_SIZE_BYTES),
             padding=self._random(PADDING_SIZE_BYTES),
             agent=self._options.agent,
+            capabilities=(Capability.SERVE,) if self._options.serving else (),
         )
         machine = ControlSession(config, trio.current_time())
         session = PeerSession(stream, machine, namespaces, self._server.answer)

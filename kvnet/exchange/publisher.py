@@ -1,9 +1,10 @@
 """Add: compute what is missing of a token prefix, pack it, sign it, store it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from kvnet.engine.interface import Engine, Exported, ExportRequest, PrefillProgress, WrittenChunk
+from kvnet.engine.interface import Engine, Exported, ExportRequest, WrittenChunk
 from kvnet.errors import CompatibilityError, EngineError, StoreError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
@@ -153,7 +154,9 @@ class Publisher:
     async def _add(
         self, engine: Engine, request: AddRequest, draft: _Draft, progress: ProgressCallback | None
     ) -> Added:
-        writer = await self._lane.run(self._store.begin_pack, len(draft.plan))
+        held_bytes = draft.first_block * BLOCK_TOKENS * draft.fingerprint.layers.bytes_per_token
+        room = draft.plan.raw_size_bytes - held_bytes
+        writer = await self._lane.run(self._store.begin_pack, len(draft.plan), expected_bytes=room)
         try:
             entries = await self._lane.run(self._write_head, writer, request, draft)
             exported = await self._export(engine, request, draft, writer, progress)
@@ -213,11 +216,12 @@ class Publisher:
             codec=request.codec,
             context_size_bytes=len(request.context),
         )
-        async for event in engine.export(export):
-            if isinstance(event, Exported):
-                return event
-            if isinstance(event, PrefillProgress) and progress is not None:
-                await progress(event.done_tokens, event.total_tokens)
+        async with aclosing(engine.export(export)) as events:
+            async for event in events:
+                if isinstance(event, Exported):
+                    return event
+                if progress is not None:
+                    await progress(event.done_tokens, event.total_tokens)
         raise EngineError("the engine ended an export without a result", hint="Run the command again.")
 
     def _publish(

@@ -1,0 +1,159 @@
+"""Whole nodes for simulated tests: toy engine, real store, simulated network, one clock."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+from blake3 import blake3
+
+from kvnet.engine.interface import Engine
+from kvnet.engine.toy import open_toy_engine
+from kvnet.exchange.events import PrefixFetched
+from kvnet.exchange.fetcher import Fetched
+from kvnet.exchange.generation import Answer, Generator
+from kvnet.exchange.identity import FixedIdentity
+from kvnet.exchange.lane import InlineLane
+from kvnet.exchange.node import ExchangeNode, NodeOptions
+from kvnet.exchange.publisher import Added, AddRequest, Publisher
+from kvnet.format.codecs import Codec
+from kvnet.format.hashes import ArtifactHash, ChunkHash
+from kvnet.format.prefix import block_keys
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.protocol.announce import AnnounceLimits
+from kvnet.store.disk import DiskStore
+from kvnet.store.interface import Store
+from kvnet.trust.keys import PublisherKey
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
+
+MINE = Namespace("mine", bytes([1]) * 32, bytes([2]) * 32)
+OTHER = Namespace("mine", bytes([3]) * 32, bytes([4]) * 32)
+
+
+def seed(name: str) -> bytes:
+    """A publisher seed for a test node."""
+    return name.encode().ljust(32, b"\0")
+
+
+def identity(name: str, *, trusts: Sequence[str] = (), namespaces: tuple[Namespace, ...] = (MINE,)) -> FixedIdentity:
+    """The identity of a node that trusts the named others."""
+    key = PublisherKey(seed(name))
+    trusted = frozenset(PublisherKey(seed(other)).public for other in trusts)
+    return FixedIdentity(key, TrustPolicy("trusted", own=frozenset({key.public}), trusted=trusted), namespaces)
+
+
+@dataclass
+class Node:
+    """One node and everything in it."""
+
+    name: str
+    network: MemoryNetwork
+    store: Store
+    lane: InlineLane
+    identity: FixedIdentity
+    exchange: ExchangeNode
+    engine: Engine
+
+    async def add(self, tokens: Sequence[int], *, context: bytes = b"") -> Added:
+        """Add a token prefix and offer it."""
+        publisher = Publisher(self.store, self.lane, self.identity)
+        added = await publisher.add(
+            self.engine, AddRequest(tokens, context, Codec.RAW, pinned=True, created_s=1_800_000_000)
+        )
+        fingerprint = self.engine.info.fingerprint
+        assert fingerprint is not None
+        namespace = self.identity.namespaces()[0]
+        self.exchange.published(added.record, block_keys(namespace.prefix_root(fingerprint.hash), tokens))
+        return added
+
+    async def fetch(self, artifact: ArtifactHash) -> Fetched:
+        """Fetch a whole artifact from whoever is connected."""
+        located = await self.exchange.fetcher.locate(artifact)
+        entries = await self.exchange.fetcher.chunk_list(located)
+        fetched = await self.exchange.fetcher.fetch(located, entries)
+        self.exchange.fetched(fetched)
+        return fetched
+
+    async def generate(self, tokens: Sequence[int], *, reuse: bool = True, max_tokens: int = 12) -> Answer:
+        """Generate, asking peers too."""
+
+        async def search(engine: Engine, prompt: Sequence[int], held: int) -> PrefixFetched | None:
+            return (await self.exchange.finder.search(engine.info, prompt, held)).fetched
+
+        generator = Generator(self.store, self.lane, self.identity, search)
+        answer: Answer | None = None
+        async for event in generator.generate(self.engine, tokens, max_tokens=max_tokens, reuse=reuse):
+            if isinstance(event, Answer):
+                answer = event
+        assert answer is not None
+        return answer
+
+    async def meet(self, *others: "Node") -> None:
+        """Connect to other nodes and have open sessions with them."""
+        for other in others:
+            assert await self.exchange.connect(other.network.address) is not None
+
+
+StartNode = Callable[..., Awaitable[Node]]
+
+
+class LyingStore:
+    """A store that gives away other bytes than it holds; everything else is the real one's.
+
+    Args:
+        store: the real one.
+        lie: what becomes of a chunk's bytes.
+    """
+
+    def __init__(self, store: Store, lie: Callable[[bytes], bytes]) -> None:
+        self._store = store
+        self._lie = lie
+        self.lies = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def read_chunk(self, digest: ChunkHash) -> bytes:
+        """Bytes that are not the chunk's."""
+        self.lies += 1
+        return self._lie(self._store.read_chunk(digest))
+
+
+async def start_node(
+    world: World,
+    nursery: trio.Nursery,
+    directory: Path,
+    name: str,
+    *,
+    who: FixedIdentity | None = None,
+    lie: Callable[[bytes], bytes] | None = None,
+    options: NodeOptions | None = None,
+    bootstrap: tuple[str, ...] = (),
+) -> Node:
+    """A running node; it ends with the nursery."""
+    network = world.network(name, bootstrap=bootstrap)
+    store: Store = DiskStore.open(directory / name, quota_bytes=1 << 34, min_free_bytes=0)
+    offered: Store = LyingStore(store, lie) if lie is not None else store  # type: ignore[assignment]
+    who = who or identity(name)
+    options = options or NodeOptions(announce=AnnounceLimits(interval_s=1.2, verify_s=0.0))
+    counter = iter(range(1 << 30))
+
+    def random(n_bytes: int) -> bytes:
+        return blake3(name.encode() + next(counter).to_bytes(8, "big")).digest(length=n_bytes)
+
+    lane = InlineLane()
+    exchange = ExchangeNode(network, offered, lane, who, random=random, options=replace(options))
+    engine = await nursery.start(_hold_engine, directory)
+    await nursery.start(exchange.run)
+    return Node(name, network, store, lane, who, exchange, engine)
+
+
+async def _hold_engine(
+    directory: Path,
+    *,
+    task_status: "trio.TaskStatus[Engine]" = trio.TASK_STATUS_IGNORED,  # type: ignore[attr-defined]
+) -> None:
+    async with open_toy_engine(directory / "toy-model") as engine:
+        task_status.started(engine)
+        await trio.sleep_forever()
