@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from kvnet.errors import NotFoundError, TrustError
 from kvnet.format.chunks import ChunkKind
@@ -22,7 +23,7 @@ def chunk_bytes(node: Node, artifact: bytes) -> list[bytes]:
 
 
 async def test_an_artifact_added_on_one_node_is_fetched_whole_by_another(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -36,7 +37,7 @@ async def test_an_artifact_added_on_one_node_is_fetched_whole_by_another(
 
 
 async def test_a_node_that_fetched_serves_on_when_the_publisher_is_gone(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -51,7 +52,7 @@ async def test_a_node_that_fetched_serves_on_when_the_publisher_is_gone(
 
 
 async def test_a_generation_reuses_a_peers_prefix_and_answers_as_if_it_had_not(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -69,7 +70,7 @@ async def test_a_generation_reuses_a_peers_prefix_and_answers_as_if_it_had_not(
 
 
 async def test_reuse_ends_at_the_first_token_that_differs_inside_a_block(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -100,7 +101,7 @@ async def test_reuse_ends_at_the_first_token_that_differs_inside_a_block(
     ids=["flipped", "truncated", "extended", "zeroed"],
 )
 async def test_a_bad_chunk_is_discarded_and_fetched_elsewhere(
-    world: World, nursery: trio.Nursery, tmp_path: Path, lie: object
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, lie: object
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     evil = await start_node(
@@ -128,7 +129,7 @@ async def test_a_bad_chunk_is_discarded_and_fetched_elsewhere(
 
 
 async def test_an_untrusted_publishers_artifact_is_neither_fetched_nor_used(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b")
@@ -142,7 +143,7 @@ async def test_an_untrusted_publishers_artifact_is_neither_fetched_nor_used(
 
 
 async def test_what_derives_from_an_untrusted_publisher_is_not_used(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -161,7 +162,9 @@ async def test_what_derives_from_an_untrusted_publisher_is_not_used(
         await c.fetch(extended.record.hash)
 
 
-async def test_a_peer_without_the_namespace_gets_nothing(world: World, nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_a_peer_without_the_namespace_gets_nothing(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     outsider = await start_node(
         world, nursery, tmp_path, "outsider", who=identity("outsider", trusts=["a"], namespaces=(OTHER,))
@@ -176,7 +179,7 @@ async def test_a_peer_without_the_namespace_gets_nothing(world: World, nursery: 
 
 
 async def test_a_provider_that_dies_half_way_is_replaced_by_another(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -198,7 +201,7 @@ async def test_a_provider_that_dies_half_way_is_replaced_by_another(
 
 
 async def test_a_peer_that_hangs_costs_a_generation_no_more_than_the_lookup(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -212,7 +215,7 @@ async def test_a_peer_that_hangs_costs_a_generation_no_more_than_the_lookup(
 
 
 async def test_a_fetch_from_nobody_but_a_hanging_peer_ends_with_the_number_of_missing_chunks(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
@@ -229,7 +232,7 @@ async def test_a_fetch_from_nobody_but_a_hanging_peer_ends_with_the_number_of_mi
 
 
 async def test_the_dht_leads_to_a_provider_nobody_has_named(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     hub = await start_node(world, nursery, tmp_path, "hub", who=identity("hub", namespaces=(OTHER,)))
     bootstrap = (hub.network.address,)
@@ -245,7 +248,7 @@ async def test_the_dht_leads_to_a_provider_nobody_has_named(
 
 
 async def test_members_again_after_a_namespace_was_imported(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"], namespaces=(OTHER,)))
@@ -258,7 +261,7 @@ async def test_members_again_after_a_namespace_was_imported(
 
 
 async def test_adding_again_after_an_edit_computes_from_the_first_changed_token(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     first = await a.add(TOKENS)
@@ -279,7 +282,7 @@ async def test_adding_again_after_an_edit_computes_from_the_first_changed_token(
 
 
 async def test_a_prompt_equal_longer_shorter_and_of_one_token_is_answered_as_cold(
-    world: World, nursery: trio.Nursery, tmp_path: Path
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     await a.add(TOKENS)
