@@ -41,31 +41,47 @@ def choose_victims(
     """
     if need_bytes <= 0:
         return []
-    order = [one.artifact for one in sorted(candidates, key=lambda one: (one.last_used_s, one.artifact))]
+    count = _Count(pack_users, pack_bytes)
     chosen: list[ArtifactHash] = []
-    for artifact in order:
-        chosen.append(artifact)
-        if _freed(frozenset(chosen), pack_users, pack_bytes) >= need_bytes:
-            return _spared(chosen, pack_users, pack_bytes, need_bytes)
-    return None
+    for one in sorted(candidates, key=lambda one: (one.last_used_s, one.artifact)):
+        chosen.append(one.artifact)
+        count.take(one.artifact)
+        if count.freed_bytes >= need_bytes:
+            break
+    else:
+        return None
+    # Those that free nothing needed are spared, the most recently used first.
+    for artifact in reversed(chosen.copy()):
+        count.put_back(artifact)
+        if count.freed_bytes >= need_bytes:
+            chosen.remove(artifact)
+        else:
+            count.take(artifact)
+    return chosen
 
 
-def _freed(
-    gone: frozenset[ArtifactHash], pack_users: Mapping[int, frozenset[ArtifactHash]], pack_bytes: Mapping[int, int]
-) -> int:
-    return sum(pack_bytes[pack] for pack, users in pack_users.items() if users <= gone)
+class _Count:
+    """How much is free once some artifacts have gone; each step costs only the packs of one artifact."""
 
+    def __init__(self, pack_users: Mapping[int, frozenset[ArtifactHash]], pack_bytes: Mapping[int, int]) -> None:
+        self.freed_bytes = sum(pack_bytes[pack] for pack, users in pack_users.items() if not users)
+        self._pack_bytes = pack_bytes
+        self._left = {pack: len(users) for pack, users in pack_users.items()}
+        self._packs_of: dict[ArtifactHash, list[int]] = {}
+        for pack, users in pack_users.items():
+            for artifact in users:
+                self._packs_of.setdefault(artifact, []).append(pack)
 
-def _spared(
-    chosen: list[ArtifactHash],
-    pack_users: Mapping[int, frozenset[ArtifactHash]],
-    pack_bytes: Mapping[int, int],
-    need_bytes: int,
-) -> list[ArtifactHash]:
-    """Without those that free nothing needed; the most recently used is spared first."""
-    kept = list(chosen)
-    for artifact in reversed(chosen):
-        fewer = frozenset(kept) - {artifact}
-        if _freed(fewer, pack_users, pack_bytes) >= need_bytes:
-            kept.remove(artifact)
-    return kept
+    def take(self, artifact: ArtifactHash) -> None:
+        """The artifact has gone."""
+        for pack in self._packs_of.get(artifact, ()):
+            self._left[pack] -= 1
+            if self._left[pack] == 0:
+                self.freed_bytes += self._pack_bytes[pack]
+
+    def put_back(self, artifact: ArtifactHash) -> None:
+        """The artifact has not gone after all."""
+        for pack in self._packs_of.get(artifact, ()):
+            if self._left[pack] == 0:
+                self.freed_bytes -= self._pack_bytes[pack]
+            self._left[pack] += 1

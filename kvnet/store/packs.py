@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvnet.errors import IntegrityError, MalformedError, UsageError
+from kvnet.errors import MalformedError, UsageError
 from kvnet.format.chunks import ChunkEntry, decode_pages, page_count, page_size_bytes
 from kvnet.format.container import (
     HEADER_SIZE_BYTES,
@@ -92,12 +92,21 @@ class FoundPack:
 
 @dataclass(frozen=True, slots=True)
 class PackContents:
-    """What a pack says about itself, everything checked but the chunks' own bytes."""
+    """What a pack says about itself, everything checked but the chunks' own bytes.
+
+    Attributes:
+        signed: its manifest.
+        pages: the chunk list in pages.
+        entries: the same as entries.
+        chunks: the chunks in it; when they were hashed, only those that match.
+        damaged: how many did not match.
+    """
 
     signed: SignedManifest
     pages: tuple[bytes, ...]
     entries: tuple[ChunkEntry, ...]
     chunks: tuple[PlacedChunk, ...]
+    damaged: int = 0
 
 
 def pack_name(artifact: ArtifactHash, number: int = 1) -> str:
@@ -145,7 +154,7 @@ def read_pack(files: OsFiles, path: Path, *, verify_chunks: bool = False) -> Pac
     Raises:
         MalformedError: not a pack, cut short, or contradicting itself.
         TrustError: the signature is not the publisher's.
-        IntegrityError: the chunk list, the footer or a chunk does not match its hash.
+        IntegrityError: the chunk list or the footer does not match its hash.
         UnsupportedVersionError, CompatibilityError: of a version or a kind that this build does not read.
         OSError: the disk failed.
     """
@@ -165,13 +174,12 @@ def read_pack(files: OsFiles, path: Path, *, verify_chunks: bool = False) -> Pac
         footer_offset = parse_trailer(files.read(handle, TRAILER_SIZE_BYTES, size - TRAILER_SIZE_BYTES), size, layout)
         places = parse_footer(files.read(handle, size - footer_offset, footer_offset), footer_offset, layout)
         chunks = tuple(_placed(entries, place) for place in places)
+        good = chunks
         if verify_chunks:
-            for chunk in chunks:
-                if blake3_hash(files.read(handle, chunk.length_bytes, chunk.offset)) != chunk.hash:
-                    raise IntegrityError(f"pack: the chunk at byte {chunk.offset} does not match its hash")
+            good = tuple(c for c in chunks if blake3_hash(files.read(handle, c.length_bytes, c.offset)) == c.hash)
     finally:
         files.close(handle)
-    return PackContents(signed, pages, entries, chunks)
+    return PackContents(signed, pages, entries, good, len(chunks) - len(good))
 
 
 def _read_pages(files: OsFiles, handle: int, layout: ContainerLayout) -> tuple[bytes, ...]:

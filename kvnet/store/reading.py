@@ -1,11 +1,11 @@
 """What can be said about stored artifacts with a few basic reads; shared by all stores."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kvnet.errors import AmbiguousHashError, IntegrityError, NotInStoreError, UsageError
-from kvnet.format.chunks import decode_pages
+from kvnet.errors import AmbiguousHashError, IntegrityError, MalformedError, NotInStoreError, UsageError
+from kvnet.format.chunks import ChunkEntry, decode_pages, encode_pages, pages_root
 from kvnet.format.container import ContainerReader, read_container, write_container
 from kvnet.format.hashes import (
     ARTIFACT_PREFIX,
@@ -122,6 +122,46 @@ def checked_keys(manifest: Manifest, keys: Sequence[PrefixKey]) -> tuple[PrefixK
             hint="Its publisher made a broken artifact; do not use it.",
         )
     return tuple(keys)
+
+
+def checked_list(
+    signed: SignedManifest,
+    n_chunks: int,
+    known: Mapping[int, ChunkEntry],
+    entries: Sequence[ChunkEntry] | None,
+) -> tuple[ChunkEntry, ...]:
+    """The whole chunk list of a pack: as it was signed, and as what is in the pack.
+
+    Args:
+        signed: the manifest.
+        n_chunks: chunks the pack was begun for.
+        known: chunks written and referenced, by index.
+        entries: the list, needed when some are missing.
+
+    Raises:
+        MalformedError: not a manifest of these chunks.
+        IntegrityError: the list is not the one that was signed, or the pack holds other chunks.
+        NotInStoreError: chunks are missing and no list says what they are.
+    """
+    manifest = signed.manifest
+    if manifest.n_chunks != n_chunks:
+        raise MalformedError(f"manifest: expected {n_chunks} chunks as in the pack, found {manifest.n_chunks}")
+    if entries is None:
+        missing = n_chunks - len(known)
+        if missing:
+            raise NotInStoreError(
+                f"{missing} of {n_chunks} chunks of {short_text(signed.artifact_hash)} were neither written nor "
+                "referenced"
+            )
+        entries = [known[index] for index in range(n_chunks)]
+    listed = tuple(entries)
+    if len(listed) != n_chunks or pages_root(encode_pages(listed)) != manifest.root:
+        raise IntegrityError("the chunk list does not match the root in the manifest")
+    manifest.check_entries(listed)
+    for index, entry in known.items():
+        if listed[index] != entry:
+            raise IntegrityError(f"chunk {index} of the pack is not the one in the chunk list")
+    return listed
 
 
 def export_artifact(store: Store, files: OsFiles, record: ArtifactRecord, path: Path) -> int:

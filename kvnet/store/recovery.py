@@ -106,6 +106,8 @@ def _read(
         contents = read_pack(files, path, verify_chunks=verify_chunks)
         if contents.signed.artifact_hash != found.artifact:
             raise IntegrityError(f"pack: expected the artifact of its name, found {artifact_text(found.artifact)}")
+        if contents.damaged:
+            problems.append(Problem(path, f"{contents.damaged} chunks do not match their hash and are not used"))
         return contents
     except (UnsupportedVersionError, CompatibilityError) as error:
         problems.append(Problem(path, f"left alone: {error}"))

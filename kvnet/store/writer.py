@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvnet.errors import IntegrityError, KvnetError, MalformedError, NotInStoreError, StoreError
-from kvnet.format.chunks import ChunkEntry, encode_pages, pages_root
+from kvnet.format.chunks import ChunkEntry, encode_pages
 from kvnet.format.container import (
     MAX_STORED_CHUNK_BYTES,
     ContainerLayout,
@@ -16,12 +16,12 @@ from kvnet.format.container import (
     encode_footer,
     encode_header,
 )
-from kvnet.format.hashes import BytesLike, ChunkHash, PrefixKey, blake3_hash, short_text
+from kvnet.format.hashes import BytesLike, ChunkHash, PrefixKey, blake3_hash
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import PlacedChunk
 from kvnet.store.interface import ArtifactRecord, Placed
 from kvnet.store.osfile import OsFiles
-from kvnet.store.reading import checked_keys
+from kvnet.store.reading import checked_keys, checked_list
 from kvnet.trust.envelope import SignedManifest, open_manifest
 
 _log = logging.getLogger(__name__)
@@ -182,11 +182,11 @@ class DiskPackWriter:
         self._open_handle()
         try:
             signed = open_manifest(envelope)
-            listed, pages = self._checked_list(signed, entries)
+            listed = checked_list(signed, self._layout.n_chunks, self._known(), entries)
             draft = PackDraft(
                 signed=signed,
                 entries=listed,
-                pages=pages,
+                pages=tuple(encode_pages(listed)),
                 chunks=tuple(self._placed[index] for index in sorted(self._placed)),
                 keys=checked_keys(signed.manifest, keys),
                 pinned=pinned,
@@ -227,32 +227,10 @@ class DiskPackWriter:
         self._files.truncate(handle, self._next_offset + len(footer))
         self._files.sync(handle)
 
-    def _checked_list(
-        self, signed: SignedManifest, entries: Sequence[ChunkEntry] | None
-    ) -> tuple[tuple[ChunkEntry, ...], tuple[bytes, ...]]:
-        """The whole chunk list: as signed, and as what is in this pack."""
-        manifest = signed.manifest
-        n_chunks = self._layout.n_chunks
-        if manifest.n_chunks != n_chunks:
-            raise MalformedError(f"manifest: expected {n_chunks} chunks as in the pack, found {manifest.n_chunks}")
-        known = {index: ChunkEntry(chunk.length_bytes, chunk.hash) for index, chunk in self._placed.items()}
-        known |= self._referenced
-        if entries is None:
-            missing = [index for index in range(n_chunks) if index not in known]
-            if missing:
-                raise NotInStoreError(
-                    f"{len(missing)} of {n_chunks} chunks of {short_text(signed.artifact_hash)} were neither written "
-                    f"nor referenced"
-                )
-            entries = [known[index] for index in range(n_chunks)]
-        pages = tuple(encode_pages(entries))
-        if pages_root(pages) != manifest.root:
-            raise IntegrityError("the chunk list does not match the root in the manifest")
-        manifest.check_entries(entries)
-        for index, entry in known.items():
-            if entries[index] != entry:
-                raise IntegrityError(f"chunk {index} of the pack is not the one in the chunk list")
-        return tuple(entries), pages
+    def _known(self) -> dict[int, ChunkEntry]:
+        """Every chunk written or referenced, by index."""
+        placed = {index: ChunkEntry(chunk.length_bytes, chunk.hash) for index, chunk in self._placed.items()}
+        return placed | self._referenced
 
     def _require_new(self, index: int, length_bytes: int) -> None:
         if not 0 <= index < self._layout.n_chunks:
