@@ -47,7 +47,7 @@ from kvnet.store.reading import (
 )
 from kvnet.store.records import RecordCache
 from kvnet.store.recovery import reconcile, remove_temporary_files
-from kvnet.store.space import Space
+from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Space
 from kvnet.store.writer import DiskPackWriter, PackDraft
 
 _log = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ class DiskStore(Store):
             self._check_missing(draft)
             row = self._index.artifact(artifact)
             if row is None or any(not self._index.has_chunk(chunk.hash) for chunk in draft.chunks):
-                self._space.make_room(0)
+                self._space.make_room(INDEX_BASE_BYTES + INDEX_BYTES_PER_CHUNK * len(draft.entries))
                 row = self._index.artifact(artifact)
                 self._place_file(writer.path, draft, row)
             elif draft.pinned and not row.pinned:

@@ -194,6 +194,11 @@ class Index:
         """Close the database."""
         self._db.close()
 
+    def checkpoint(self) -> None:
+        """Move what was committed into the database file, and empty the log beside it."""
+        with self._translated():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def files(self) -> list[Path]:
         """The database and its side files."""
         return _files(self._path)

@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from kvnet.errors import IntegrityError, KvnetError, StoreFullError
 from kvnet.format.container import Placement, encode_envelope_area, encode_footer, encode_header
@@ -21,6 +22,11 @@ from kvnet.store.packs import PackContents, StorePaths, pack_name, read_pack
 from kvnet.store.writer import DiskPackWriter
 
 _log = logging.getLogger(__name__)
+
+
+INDEX_BASE_BYTES: Final = 64 << 10
+INDEX_BYTES_PER_CHUNK: Final = 512
+"""What listing an artifact adds to the index and its log, generously: about 250 bytes a chunk were measured."""
 
 
 class Space:
@@ -83,10 +89,10 @@ class Space:
         Raises:
             StoreFullError: they cannot; then nothing was evicted.
         """
-        lack = self._lack(need_bytes)
-        if lack <= 0:
+        if self._lack(need_bytes) <= 0:
             return []
         self.collect(compact=True)
+        self._index.checkpoint()
         lack = self._lack(need_bytes)
         if lack <= 0:
             return []
@@ -98,6 +104,7 @@ class Space:
             if row is not None:
                 self.drop(row)
         self.collect(compact=False)
+        self._index.checkpoint()
         _log.info("store: %d artifacts evicted to make room", len(victims))
         if self._lack(need_bytes) > 0:
             raise self._full(need_bytes)

@@ -233,6 +233,7 @@ class DiskPackWriter:
         return placed | self._referenced
 
     def _require_new(self, index: int, length_bytes: int) -> None:
+        self._open_handle()
         if not 0 <= index < self._layout.n_chunks:
             raise StoreError(f"chunk: expected an index below {self._layout.n_chunks}, found {index}")
         if index in self._placed or index in self._referenced:
