@@ -6,7 +6,7 @@ hash, state the model does not take - ends in plain local prefill, and the answe
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
@@ -42,8 +42,8 @@ class Source:
         source: ``"disk"`` or ``"peer"``.
         peer: whom it was fetched from; empty for ``disk``.
         tokens: tokens reused from it.
-        n_bytes: bytes fetched for it now; 0 for ``disk``.
-        seconds: seconds spent fetching it.
+        n_bytes: stored bytes fetched, or read from disk.
+        seconds: seconds from the lookup to the last byte fetched; for ``disk``, of the restore.
         signer: the 32-byte publisher key that signed it.
         artifact: its artifact hash.
     """
@@ -103,8 +103,8 @@ class _Reuse:
 
     plan: RestorePlan | None = None
     hit: PrefixHit | None = None
-    sources: tuple[Source, ...] = ()
-    rejected: tuple[Rejected, ...] = field(default=())
+    fetched: PrefixFetched | None = None
+    rejected: tuple[Rejected, ...] = ()
 
 
 class Generator:
@@ -186,7 +186,7 @@ class Generator:
         if plan is None:
             return _Reuse(rejected=local.rejected)
         await self._lane.run(self._store.touch, local.hit.artifact)
-        return _Reuse(plan, local.hit, _sources(local.hit, fetched), local.rejected)
+        return _Reuse(plan, local.hit, fetched, local.rejected)
 
     async def _local(self, engine: Engine, tokens: Sequence[int]) -> Found:
         try:
@@ -225,7 +225,7 @@ class Generator:
             prompt_tokens=len(tokens),
             reused_tokens=done.restored_tokens,
             prefilled_tokens=done.prefilled_tokens,
-            sources=found.sources if reused is not None else (),
+            sources=_sources(found, done),
             ttft_s=clock.ttft_s,
             prefill_s=done.prefill_s,
             restore_s=done.restore_s,
@@ -259,8 +259,15 @@ def _artifact_of(found: _Reuse) -> ArtifactHash:
     return found.hit.artifact if found.hit is not None else ArtifactHash(bytes(32))
 
 
-def _sources(hit: PrefixHit, fetched: PrefixFetched | None) -> tuple[Source, ...]:
+def _sources(found: _Reuse, done: Generated) -> tuple[Source, ...]:
+    """Where the restored tokens came from; nothing when none were."""
+    hit, plan, fetched = found.hit, found.plan, found.fetched
+    if hit is None or plan is None or not done.restored_tokens:
+        return ()
     signer = hit.manifest.publisher
-    if fetched is None or fetched.artifact != hit.artifact:
-        return (Source("disk", PeerId(b""), hit.n_tokens, 0, 0.0, signer, hit.artifact),)
-    return (Source("peer", fetched.peer, hit.n_tokens, fetched.n_bytes, fetched.seconds, signer, hit.artifact),)
+    if fetched is not None and fetched.artifact == hit.artifact:
+        return (
+            Source("peer", fetched.peer, done.restored_tokens, fetched.n_bytes, fetched.seconds, signer, hit.artifact),
+        )
+    read = sum(chunk.length_bytes for chunk in plan.chunks)
+    return (Source("disk", PeerId(b""), done.restored_tokens, read, done.restore_s, signer, hit.artifact),)

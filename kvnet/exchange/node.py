@@ -104,6 +104,7 @@ class ExchangeNode:
         self._by_id: dict[tuple[PeerId, bytes], PeerSession] = {}
         self._opening: dict[PeerId, trio.Event] = {}
         self._failed_until: dict[PeerId, float] = {}
+        self._session_opened = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
@@ -205,6 +206,12 @@ class ExchangeNode:
         """The open sessions in which some namespace is proved."""
         return [session for session in self._sessions.values() if session.slots and not session.closed.is_set()]
 
+    async def wait_for_members(self, timeout_s: float) -> None:
+        """Return as soon as a session with a member is open, at the latest after ``timeout_s`` seconds."""
+        with trio.move_on_after(timeout_s):
+            while not self.sessions():
+                await self._session_opened.wait()
+
     def counters(self) -> dict[str, int]:
         """What happened so far, for people to read."""
         return dict(self._server.counters)
@@ -274,6 +281,8 @@ class ExchangeNode:
             key = (stream.peer, session.opened.session_id)
             self._sessions[stream.peer] = self._by_id[key] = session
             opened.set()
+            self._session_opened.set()
+            self._session_opened = trio.Event()
             if self._opening.get(stream.peer) is opened:
                 del self._opening[stream.peer]
             await session.closed.wait()

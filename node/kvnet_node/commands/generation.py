@@ -69,18 +69,29 @@ def _render_add(result: AddResult) -> str:
     return f"{result.name}@{result.version}  {result.artifact}\n{summary}"
 
 
-def ask(name: str, question: str, /, *, max_tokens: int = 256, no_reuse: bool = False, context: Context) -> None:
+def ask(
+    name: str,
+    question: str,
+    /,
+    *,
+    model: str | None = None,
+    max_tokens: int = 256,
+    no_reuse: bool = False,
+    context: Context,
+) -> None:
     """Answer a question over a named context, greedily.
 
     Args:
         name: the context, NAME or NAME@VERSION.
         question: what to ask.
+        model: name or folder of the model; by default the one the context was added with.
         max_tokens: at most this many new tokens.
         no_reuse: look nothing up and store nothing.
     """
     if not question.strip():
         raise UsageError("kvnet ask expects a question, found an empty text")
-    request = AskRequest(name, question, positive("--max-tokens", max_tokens), no_reuse)
+    chosen = chosen_model(context, model) if model is not None else None
+    request = AskRequest(name, question, positive("--max-tokens", max_tokens), no_reuse, chosen)
     _finish(context, context.run("ask", request, AskResult))
 
 

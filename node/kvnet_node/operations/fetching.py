@@ -64,10 +64,8 @@ async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]
             await node.connect(address)
         except NetworkError as error:
             ctx.warn(f"{address}: {error}")
-    if not addresses and not node.sessions():
-        with trio.move_on_after(BOOTSTRAP_WAIT_S):
-            while not node.sessions():
-                await trio.sleep(0.05)
+    if not addresses and ctx.services.config.bootstrap:
+        await node.wait_for_members(BOOTSTRAP_WAIT_S)
 
 
 async def _locate(ctx: OperationContext, node: ExchangeNode, artifact: ArtifactHash) -> Located:

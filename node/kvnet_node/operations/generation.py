@@ -28,6 +28,9 @@ from kvnet_node.events import TextDelta as TextEvent
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 
+BOOTSTRAP_WAIT_S = 1.5
+"""How long a verb's own node waits for the first member among its bootstrap peers."""
+
 
 async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     """Compute the K/V of files as a named context and keep it."""
@@ -74,7 +77,7 @@ async def ask(ctx: OperationContext, request: r.AskRequest) -> r.AskResult:
     services = ctx.services
     version = await services.lane.run(services.names.resolve, request.name)
     context = decode_context(version.context)
-    async with _engine_of(ctx, version) as engine:
+    async with _engine_of(ctx, version, request.model) as engine:
         tokens = await engine.render(context.with_question(request.question), context.template_inputs)
         answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
     return r.AskResult(**_fields(answer, engine))
@@ -184,7 +187,7 @@ def _name(
     return names.add(
         name,
         artifact=added.record.hash,
-        model=engine.info.name,
+        model=_model_text(ctx, engine),
         fingerprint=fingerprint.hash,
         context=encode_context(context),
         file_order=tuple(order),
@@ -192,12 +195,18 @@ def _name(
     ).version
 
 
+def _model_text(ctx: OperationContext, engine: Engine) -> str:
+    """What finds this model again: its name in ``kvnet model list``, or its folder when it is not listed."""
+    names = (entry.name for entry in ctx.services.engines.models() if entry.path == engine.info.path)
+    return next(names, str(engine.info.path))
+
+
 @asynccontextmanager
-async def _engine_of(ctx: OperationContext, version: NamedVersion) -> AsyncIterator[Engine]:
-    """The engine a context was made with; for one that came from a peer, the default model."""
+async def _engine_of(ctx: OperationContext, version: NamedVersion, asked: str | None) -> AsyncIterator[Engine]:
+    """The engine that was asked for, else the one a context was made with; for one from a peer, the default model."""
     engines = ctx.services.engines
-    model: str | None = version.model or None
-    if model is not None:
+    model = asked or version.model or None
+    if asked is None and model is not None:
         try:
             await engines.choose(model)
         except UnknownModelError:
@@ -251,6 +260,9 @@ class _PeerSearch:
         async def progress(event: FetchProgress) -> None:
             self._ctx.progress("fetch", event.done_bytes, event.total_bytes, unit="bytes")
 
+        if not self._ctx.serving and services.config.bootstrap:
+            # A node that lives for this one verb has only just begun to dial its bootstrap peers.
+            await services.node.wait_for_members(BOOTSTRAP_WAIT_S)
         speed = services.speeds.prefill_tokens_s(engine.info.path)
         found = await services.node.finder.search(
             engine.info, tokens, held_tokens, prefill_tokens_s=speed, progress=progress

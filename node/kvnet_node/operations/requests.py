@@ -81,12 +81,21 @@ class AddResult(Result, frozen=True, tag="add"):
 
 
 class AskRequest(Request, frozen=True):
-    """Answer a question over a named context."""
+    """Answer a question over a named context.
+
+    Attributes:
+        name: the context, NAME or NAME@VERSION.
+        question: what to ask.
+        max_tokens: at most this many new tokens.
+        no_reuse: look nothing up, store nothing.
+        model: name or folder of the model; None for the one the context was added with.
+    """
 
     name: str
     question: str
     max_tokens: int = 256
     no_reuse: bool = False
+    model: str | None = None
 
 
 class GenerateRequest(Request, frozen=True):
