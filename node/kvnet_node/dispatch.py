@@ -12,6 +12,7 @@ from kvnet.errors import DataDirLockedError
 from kvnet.store.lock import DataDirLock
 from kvnet_node.control import NodeGoneError, call_node, connect_control
 from kvnet_node.events import Event
+from kvnet_node.logs import configure_logs
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
 
@@ -28,13 +29,23 @@ STOP_WAIT_S = 30.0
 OnEvent = Callable[[Event], None]
 
 
-def run_operation(settings: "Settings", name: str, request: Request, on_event: OnEvent) -> Result:
+def run_operation(
+    settings: "Settings", name: str, request: Request, on_event: OnEvent, *, verbose: bool = False
+) -> Result:
     """Run an operation and return its result.
+
+    Args:
+        settings: of the data directory.
+        name: the operation.
+        request: its request.
+        on_event: takes what it reports.
+        verbose: a local run logs to stderr.
 
     Raises:
         DataDirLockedError: another process owns the data directory and answers on no control socket.
         KvnetError: whatever the operation raises, of the same class wherever it ran.
     """
+    configure_logs(None, verbose=verbose)
     return trio.run(_run, settings, operation(name), request, on_event, strict_exception_groups=True)
 
 
@@ -73,9 +84,12 @@ async def _run_remotely(lock: DataDirLock, wanted: Operation, request: Request, 
 
 async def run_locally(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
     """Run an operation with services opened for it alone; the caller owns the lock."""
+    from kvnet_node.logs import configure_logs
     from kvnet_node.operations.context import OperationContext
     from kvnet_node.wiring import open_services
 
+    # A verb's own process keeps no log; unconfigured, records would land on stdout, among the results.
+    configure_logs(None, verbose=settings.verbose)
     async with open_services(settings, network=wanted.needs_network, serving=False) as services:
         return await wanted.load()(OperationContext(services, on_event), request)
 

@@ -27,6 +27,7 @@ class Settings:
 
     paths: DataPaths
     config: "Config"
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Invocation:
     def settings(self, **flags: Any) -> Settings:
         """The resolved settings; the data directory is created when missing."""
         paths = prepare_data_dir(self.data_dir)
-        return Settings(paths, self.config(**flags))
+        return Settings(paths, self.config(**flags), verbose=self.output.verbose)
 
     def run(
         self,
@@ -72,7 +73,9 @@ class Invocation:
         """
         from kvnet_node.dispatch import run_operation
 
-        result = run_operation(self.settings(**flags), name, request, on_event or self.output.event)
+        result = run_operation(
+            self.settings(**flags), name, request, on_event or self.output.event, verbose=self.flags.verbose
+        )
         if not isinstance(result, kind):
             raise TypeError(f"operation {name} gave {type(result).__name__}, expected {kind.__name__}")
         return result
