@@ -421,10 +421,9 @@ class DiskStore(Store):
             before = self._space.held_bytes()
             removed: list[ArtifactHash] = []
             if everything:
-                for row in self._index.artifacts():
-                    if not row.pinned:
-                        self._space.drop(row)
-                        removed.append(row.hash)
+                for artifact, _ in self._index.unpinned():
+                    self._space.drop(self._require_row(artifact))
+                    removed.append(artifact)
             self._space.collect(compact=True)
             self._space.empty_quarantine()
             removed += self._space.make_room(0)
@@ -433,10 +432,10 @@ class DiskStore(Store):
     def usage(self) -> StoreUsage:
         """See the interface."""
         with self._lock:
-            rows = self._index.artifacts()
+            counts = self._index.counts()
             return StoreUsage(
-                artifacts=len(rows),
-                pinned=sum(row.pinned for row in rows),
+                artifacts=counts.artifacts,
+                pinned=counts.pinned,
                 chunks=self._index.chunk_count(),
                 held_bytes=self._space.held_bytes(),
                 quota_bytes=self._space.quota_bytes,

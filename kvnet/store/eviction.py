@@ -39,9 +39,9 @@ def choose_victims(
     Returns:
         The victims; none when nothing is needed, ``None`` when all candidates together do not free enough.
     """
-    if need_bytes <= 0:
-        return []
     count = _Count(pack_users, pack_bytes)
+    if count.freed_bytes >= need_bytes:
+        return []
     chosen: list[ArtifactHash] = []
     for one in sorted(candidates, key=lambda one: (one.last_used_s, one.artifact)):
         chosen.append(one.artifact)

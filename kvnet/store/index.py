@@ -112,6 +112,15 @@ class ArtifactRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactCounts:
+    """How many artifacts are listed, how many of them are pinned, and the bytes of chunks the latter use."""
+
+    artifacts: int
+    pinned: int
+    pinned_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedChunk:
     """A chunk and where it lies in a pack."""
 
@@ -342,6 +351,24 @@ class Index:
         """All artifacts, the newest first."""
         query = f"SELECT {_ARTIFACT_COLUMNS} FROM artifacts ORDER BY created_s DESC, id DESC"  # noqa: S608
         return [_artifact_row(row) for row in self._rows(query)]
+
+    def counts(self) -> ArtifactCounts:
+        """How many artifacts there are."""
+        query = "SELECT count(*), coalesce(sum(pinned), 0), coalesce(sum(pinned * held_bytes), 0) FROM artifacts"
+        return ArtifactCounts(*self._row(query))
+
+    def unpinned(self) -> list[tuple[ArtifactHash, float]]:
+        """Artifacts that may be evicted, and when each was last used."""
+        rows = self._rows("SELECT hash, last_used_s FROM artifacts WHERE NOT pinned")
+        return [(ArtifactHash(artifact), last_used_s) for artifact, last_used_s in rows]
+
+    def pins(self) -> list[tuple[ArtifactHash, bool]]:
+        """Every artifact, and whether it is pinned."""
+        return [(ArtifactHash(one), bool(pinned)) for one, pinned in self._rows("SELECT hash, pinned FROM artifacts")]
+
+    def row_ids(self) -> dict[ArtifactHash, int]:
+        """The row of every artifact."""
+        return {ArtifactHash(artifact): row for artifact, row in self._rows("SELECT hash, id FROM artifacts")}
 
     def hashes(self) -> list[ArtifactHash]:
         """The hashes of all artifacts."""

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kvnet.errors import DataDirLockedError, StoreError
-from kvnet.store.osfile import PRIVATE_DIRECTORY_MODE, PRIVATE_FILE_MODE, OsFiles
+from kvnet.store.osfile import PRIVATE_FILE_MODE, OsFiles
 
 LOCK_NAME: Final = "lock"
 OWNER_NAME: Final = "owner.json"
@@ -60,7 +60,7 @@ class DataDirLock:
         if self._handle is not None:
             return
         try:
-            self._directory.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+            self._files.make_directory(self._directory)
             path = self._directory / LOCK_NAME
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE_MODE)
         except OSError as error:
@@ -144,8 +144,8 @@ def _is_alive(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except (PermissionError, OverflowError):
+    except PermissionError:
         return True
     return True

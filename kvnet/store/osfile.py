@@ -36,7 +36,12 @@ class OsFiles:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory 0700, its parents too; leave one that is there."""
-        path.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+        # With parents=True the parents would be as open as the umask lets them.
+        missing = [path, *path.parents]
+        while missing and missing[-1].exists():
+            missing.pop()
+        for directory in reversed(missing):
+            directory.mkdir(mode=PRIVATE_DIRECTORY_MODE, exist_ok=True)
 
     def create(self, path: Path) -> int:
         """Create a file 0600 that must not exist, open for reading and writing. A symbolic link is never followed."""

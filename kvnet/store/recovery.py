@@ -160,19 +160,19 @@ def _take_in(
 def _drop_unfounded(index: Index, removed: set[ArtifactHash]) -> bool:
     """Drop artifacts that were removed, or whose every pack has gone."""
     founded = {pack.artifact for pack in index.packs()} - removed
-    unfounded = [row for row in index.artifacts() if row.hash not in founded]
+    unfounded = [row for artifact, row in index.row_ids().items() if artifact not in founded]
     with index.transaction():
         for row in unfounded:
-            index.drop_artifact(row.id)
+            index.drop_artifact(row)
     return bool(unfounded)
 
 
 def _settle_pins(files: OsFiles, paths: StorePaths, index: Index, pinned: set[ArtifactHash]) -> None:
     """Marker files decide what is pinned; one for an artifact that is not here means nothing."""
-    rows = index.artifacts()
+    listed = index.pins()
     with index.transaction():
-        for row in rows:
-            if row.pinned != (row.hash in pinned):
-                index.set_pinned(row.hash, pinned=row.hash in pinned)
-    for artifact in pinned - {row.hash for row in rows}:
+        for artifact, noted in listed:
+            if noted != (artifact in pinned):
+                index.set_pinned(artifact, pinned=artifact in pinned)
+    for artifact in pinned - {artifact for artifact, _ in listed}:
         files.unlink(paths.pins / artifact_text(artifact))

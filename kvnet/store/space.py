@@ -25,8 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 INDEX_BASE_BYTES: Final = 64 << 10
-INDEX_BYTES_PER_CHUNK: Final = 512
-"""What listing an artifact adds to the index and its log, generously: about 250 bytes a chunk were measured."""
+INDEX_BYTES_PER_CHUNK: Final = 640
+"""What listing an artifact adds to the index: measured with 60,000 chunks, 270 bytes a chunk in the database and as
+much again in the log beside it."""
 
 
 class Space:
@@ -125,11 +126,11 @@ class Space:
             users[pack].add(artifact)
         listed = set(self._index.hashes())
         frozen = {pack: frozenset(artifacts & listed) for pack, artifacts in users.items() if pack not in kept}
-        candidates = [Candidate(row.hash, row.last_used_s) for row in self._index.artifacts() if not row.pinned]
+        candidates = [Candidate(artifact, last_used_s) for artifact, last_used_s in self._index.unpinned()]
         return choose_victims(candidates, frozen, {pack.id: pack.size_bytes for pack in packs}, lack_bytes)
 
     def _full(self, need_bytes: int) -> StoreFullError:
-        pinned = sum(row.held_bytes for row in self._index.artifacts() if row.pinned)
+        pinned = self._index.counts().pinned_bytes
         return StoreFullError(
             f"expected room for {need_bytes:,} more bytes; the store holds {self.held_bytes():,} of its quota of "
             f"{self.quota_bytes:,} bytes, {pinned:,} of them pinned, and the disk has {self.free_bytes():,} free of "

@@ -636,7 +636,7 @@ def test_an_ambiguous_short_hash_names_the_artifacts(store: Store) -> None:
 
 
 def test_absent_entries_are_not_taken_for_chunks() -> None:
-    assert ABSENT == ChunkEntry(0, ChunkHash(bytes(32)))
+    assert ChunkEntry(0, ChunkHash(bytes(32))) == ABSENT
 
 
 def test_a_closed_store_takes_nothing(store: Store) -> None:
