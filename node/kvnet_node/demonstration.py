@@ -34,7 +34,7 @@ WARM_UP_PROMPT = (
 BYTES_PER_TOKEN = 4.3
 """Of English prose under SmolLM2's tokenizer, measured on the document that comes with the demo."""
 QUICK_TOKENS = 256
-SLOW_TOKENS = 512
+SLOW_TOKENS = 384
 """Prefix without OpenBLAS: prefill is then about 17 times slower, and the demo is to end within four minutes."""
 
 COMMAND_TIMEOUT_S = 240.0

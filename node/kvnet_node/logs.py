@@ -21,12 +21,15 @@ _SECRET_NAMES = frozenset({"prompt", "text", "tokens", "messages", "question", "
 
 
 def configure_logs(log_file: Path | None, *, verbose: bool) -> None:
-    """Send log records to a file (0600) and, when asked, to stderr."""
+    """Send log records to a file (0600) and, when asked, to stderr; never to stdout, which holds results."""
     handlers: list[logging.Handler] = []
     if log_file is not None:
         handlers.append(_file_handler(log_file))
     if verbose:
         handlers.append(logging.StreamHandler(sys.stderr))
+    if not handlers:
+        # Without any handler Python writes warnings to stderr by itself.
+        handlers.append(logging.NullHandler())
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)

@@ -17,6 +17,9 @@ from kvnet.engine.client import open_engine
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
+from kvnet.format.hashes import ArtifactHash
+from kvnet.format.limits import MAX_TICKET_ADDRESSES
+from kvnet.format.ticket import Ticket, format_ticket
 from kvnet.network.interface import Network
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
@@ -74,6 +77,12 @@ class Services:
     def addresses(self) -> list[str]:
         """Where this node can be reached, with its peer id; empty without a network."""
         return self.node.addresses() if self.node else []
+
+    def ticket(self, artifact: ArtifactHash, *, serving: bool) -> str:
+        """The ticket of an artifact held here; without addresses when no node is running to be asked there."""
+        addresses = [text for text in self.addresses() if "/127.0.0.1/" not in text and "/ip6/::1/" not in text]
+        found = (addresses or self.addresses())[:MAX_TICKET_ADDRESSES] if serving else []
+        return format_ticket(Ticket(artifact, tuple(found)))
 
     @property
     def peer_text(self) -> str:

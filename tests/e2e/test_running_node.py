@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kvnet.store.lock import DataDirLock
 
+from kvnet.store.lock import DataDirLock
 from tests.e2e.conftest import Kvnet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]

@@ -79,6 +79,7 @@ def _render_show(result: ShowResult) -> str:
         ("policy", f"{result.policy}: {result.verdict}"),
         ("namespace", result.namespace),
         ("created", created),
+        ("ticket", result.ticket),
         *((f"producer {key}", value) for key, value in result.producer.items()),
         *((f"fingerprint {key}", value) for key, value in result.fingerprint.items()),
         *(("derived from", f"{source['artifact']} by {source['signer']}") for source in result.derived_from),

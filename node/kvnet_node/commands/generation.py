@@ -66,7 +66,7 @@ def _render_add(result: AddResult) -> str:
         f"{format_count(result.reused_tokens)} reused, {format_count(result.prefilled_tokens)} prefilled in "
         f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new"
     )
-    return f"{result.name}@{result.version}  {result.artifact}\n{summary}"
+    return f"{result.name}@{result.version}  {result.artifact}\n{summary}\nticket  {result.ticket}"
 
 
 def ask(

@@ -74,6 +74,7 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
             for span in manifest.derived_from
         ],
         context_bytes=manifest.context_size_bytes,
+        ticket=services.ticket(record.hash, serving=ctx.serving),
     )
 
 

@@ -10,8 +10,8 @@ from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched, Located
 from kvnet.exchange.node import ExchangeNode
-from kvnet.format.hashes import ArtifactHash, artifact_text, parse_artifact_text
-from kvnet.format.ticket import Ticket, parse_ticket
+from kvnet.format.hashes import ArtifactHash, artifact_text
+from kvnet.format.ticket import parse_ticket
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.store.interface import ArtifactRecord
@@ -31,7 +31,7 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     services = ctx.services
     if services.node is None:
         raise NetworkError("expected a network to fetch from, found none", hint="start the node: kvnet node start")
-    ticket = _target(request.target)
+    ticket = parse_ticket(request.target)
     if request.name is not None:
         services.names.check_name(request.name)
     started_s = trio.current_time()
@@ -43,18 +43,6 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     fetched = await _fetch(ctx, services.node, located, pinned=request.name is not None)
     services.node.fetched(fetched)
     return await _finish(ctx, request, fetched.record, fetched, started_s)
-
-
-def _target(text: str) -> Ticket:
-    """A ticket, or a whole artifact hash; a short hash means nothing to peers."""
-    try:
-        return Ticket(parse_artifact_text(text), ())
-    except UsageError as error:
-        if text.startswith("bafyr4i"):
-            raise UsageError(
-                str(error), hint="fetch needs the whole hash, or a ticket; short forms are for artifacts held here"
-            ) from error
-    return parse_ticket(text)
 
 
 async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]) -> None:

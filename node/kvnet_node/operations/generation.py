@@ -69,6 +69,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         skipped=plan.skipped,
         model=engine.info.name,
         codec=codec.value,
+        ticket=services.ticket(added.record.hash, serving=ctx.serving),
     )
 
 

@@ -62,6 +62,7 @@ class AddResult(Result, frozen=True, tag="add"):
         model: the model's name.
         codec: how chunks are stored.
         dry_run: nothing was computed or kept.
+        ticket: what another device of the namespace fetches it with, addresses of the running node included.
     """
 
     artifact: str
@@ -78,6 +79,7 @@ class AddResult(Result, frozen=True, tag="add"):
     model: str = ""
     codec: str = "raw"
     dry_run: bool = False
+    ticket: str = ""
 
 
 class AskRequest(Request, frozen=True):
@@ -272,6 +274,7 @@ class ShowResult(Result, frozen=True, tag="show"):
         held_chunks: chunks held, of ``chunks``.
         fingerprint: named parts of the fingerprint, digests in hex.
         derived_from: artifact hash text and signer text of every source.
+        ticket: what another device of the namespace fetches it with, addresses of the running node included.
     """
 
     artifact: str
@@ -294,6 +297,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     fingerprint: dict[str, str]
     derived_from: list[dict[str, str]]
     context_bytes: int = 0
+    ticket: str = ""
 
 
 class VerifyRequest(Request, frozen=True):
