@@ -31,7 +31,12 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     services = ctx.services
     if services.node is None:
         raise NetworkError("expected a network to fetch from, found none", hint="start the node: kvnet node start")
-    ticket = parse_ticket(request.target)
+    try:
+        ticket = parse_ticket(request.target)
+    except UsageError as error:
+        raise UsageError(
+            str(error), hint="fetch takes a whole artifact hash or a ticket; short forms are for what is held here"
+        ) from error
     if request.name is not None:
         services.names.check_name(request.name)
     started_s = trio.current_time()
