@@ -184,16 +184,18 @@ class DiskStore(Store):
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """See the interface. A damaged copy is dropped, and another is tried when there is one."""
         with self._lock:
-            places = self._index.places_of(chunk)
-            if not places:
-                raise NotInStoreError(f"the chunk {chunk.hex()[:16]} is not held here")
-            for pack, name, place in places:
+            damaged = False
+            for pack, name, place in self._index.places_of(chunk):
                 data = self._read(name, place)
                 if data is not None and blake3_hash(data) == chunk:
                     return data
+                damaged |= data is not None
                 with self._index.transaction():
                     self._index.drop_chunk(chunk, pack)
-                _log.warning("store: chunk %s in %s does not match its hash; dropped", chunk.hex()[:16], name)
+                reason = "has gone with its pack" if data is None else "does not match its hash"
+                _log.warning("store: a chunk in %s %s; dropped", name, reason)
+        if not damaged:
+            raise NotInStoreError(f"the chunk {chunk.hex()[:16]} is not held here")
         raise IntegrityError(
             f"the chunk {chunk.hex()[:16]} does not match its hash any more and was dropped",
             hint="`kvnet fetch` gets it again from a peer; adding again computes it.",

@@ -216,7 +216,8 @@ def _take_in(
     store: Store, reader: ContainerReader, signed: SignedManifest, *, keys_of: KeysOf | None, pinned: bool
 ) -> ArtifactRecord:
     manifest = signed.manifest
-    writer = store.begin_pack(manifest.n_chunks, expected_bytes=0)
+    new = {e.hash: e.length_bytes for e in reader.header.entries if not e.absent and not store.has_chunk(e.hash)}
+    writer = store.begin_pack(manifest.n_chunks, expected_bytes=sum(new.values()))
     try:
         token_chunks = manifest.plan().token_chunks
         token_bytes: list[bytes] = []

@@ -124,7 +124,8 @@ class DiskPackWriter:
     @property
     def size_bytes(self) -> int:
         """What the file takes now; 0 once it has ended."""
-        return 0 if self._handle is None else self._files.size_bytes(self._handle)
+        handle = self._handle
+        return 0 if handle is None else self._files.size_bytes(handle)
 
     def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
         """See the interface."""
@@ -203,14 +204,15 @@ class DiskPackWriter:
 
     def abort(self) -> None:
         """See the interface."""
-        if self._handle is not None:
-            self._files.close(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None
+        # Before the file is closed: the store asks its writers for their size, under the lock that this takes.
+        self._host.forget(self)
+        if handle is not None:
+            self._files.close(handle)
             try:
                 self._files.unlink(self._path)
             except OSError as error:
                 _log.warning("a temporary pack stays until the store opens again: %s", error.strerror)
-        self._host.forget(self)
 
     def _finish_file(self, draft: PackDraft) -> None:
         """Everything around the chunks; then all of it to the medium."""

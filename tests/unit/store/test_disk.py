@@ -4,7 +4,9 @@ import errno
 import os
 import sqlite3
 import stat
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -476,7 +478,7 @@ def test_a_pack_that_has_gone_takes_its_artifact_along(open_store: OpenStore, tm
     publish(store, FIRST)
     publish(store, SECOND)
     pack_path(tmp_path, FIRST).unlink()
-    with pytest.raises(IntegrityError):
+    with pytest.raises(NotInStoreError):
         store.read_chunk(FIRST.entries[0].hash)
     store = open_store()
     assert [record.hash for record in store.artifacts()] == [SECOND.hash]
@@ -640,3 +642,29 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KvnetError, match="opening the store"):
         DiskStore.open(tmp_path / "file" / "store", quota_bytes=1, min_free_bytes=0)
+
+
+def test_reading_goes_on_in_other_threads_while_artifacts_come_and_go(open_store: OpenStore) -> None:
+    store = open_store()
+    publish(store, FIRST, pinned=True)
+    stop = threading.Event()
+
+    def read() -> int:
+        rounds = 0
+        while not stop.is_set():
+            check_whole(store, FIRST)
+            assert store.find_prefix(MINE.id, FIRST.keys[::-1])[0] == (FIRST.hash, 3)
+            assert store.usage().pinned == 1
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        for _ in range(5):
+            for artifact in (SECOND, EIGHT_CHUNKS):
+                publish(store, artifact)
+            store.remove(SECOND.hash)
+            store.collect_garbage(everything=True)
+        stop.set()
+        assert all(reader.result() > 0 for reader in readers)
+    check_whole(store, FIRST)
