@@ -108,22 +108,29 @@ class ArtifactFetcher:
     async def locate(self, artifact: ArtifactHash) -> Located:
         """Ask peers, one after another, for the signed manifest of an artifact.
 
+        A signature that does not hold is the fault of whoever sent it: the next peer may have a sound one.
+
         Raises:
-            TrustError: it exists, and the policy does not accept it.
+            TrustError: it exists, and the policy does not accept it, or nobody has it with a sound signature.
             NotFoundError: nobody who was asked gave a manifest that holds; the reasons are in the message.
         """
         reasons: list[str] = []
+        forged: TrustError | None = None
         for session in self._sessions():
             for namespace, slot in session.slots.items():
                 try:
                     signed = await self.manifest(session, slot, namespace, artifact)
                 except PeerRefusedError as error:
                     reasons.append(error.reason)
+                except TrustError as error:
+                    forged = forged or error
                 except (NetworkError, MalformedError, IntegrityError) as error:
                     reasons.append(str(error))
                 else:
                     self.require_accepted(signed)
                     return Located(signed, namespace, session)
+        if forged is not None:
+            raise forged
         raise NotFoundError(_nobody(reasons), hint="`kvnet peers` shows who is reachable; `--from ADDR` names a peer.")
 
     async def manifest(

@@ -275,21 +275,34 @@ class ExchangeNode:
         )
         machine = ControlSession(config, trio.current_time())
         session = PeerSession(stream, machine, namespaces, self._server.answer)
+        failure: KvnetError | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(session.run)
-            # Two peers that dial each other have two sessions for a while; a chunk request may name either.
-            key = (stream.peer, session.opened.session_id)
-            self._sessions[stream.peer] = self._by_id[key] = session
-            opened.set()
-            self._session_opened.set()
-            self._session_opened = trio.Event()
-            if self._opening.get(stream.peer) is opened:
-                del self._opening[stream.peer]
-            await session.closed.wait()
-            del self._by_id[key]
-        if self._sessions.get(stream.peer) is session:
-            del self._sessions[stream.peer]
-            self._server.peer_gone(stream.peer)
+            try:
+                await nursery.start(session.run)
+            except KvnetError as error:
+                # Out of here it goes as itself: inside a nursery it would come out in a group, past every handler.
+                failure = error
+            else:
+                await self._keep_session(session, opened)
+        if failure is not None:
+            raise failure
+
+    async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:
+        """Have an open session among those to use, until it ends."""
+        peer = session.peer
+        # Two peers that dial each other have two sessions for a while; a chunk request may name either.
+        key = (peer, session.opened.session_id)
+        self._sessions[peer] = self._by_id[key] = session
+        opened.set()
+        self._session_opened.set()
+        self._session_opened = trio.Event()
+        if self._opening.get(peer) is opened:
+            del self._opening[peer]
+        await session.closed.wait()
+        del self._by_id[key]
+        if self._sessions.get(peer) is session:
+            del self._sessions[peer]
+            self._server.peer_gone(peer)
 
     async def _keep_sessions(self) -> None:
         """A session with every connected peer, so that a lookup finds them ready."""

@@ -23,9 +23,11 @@ from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import Store
+from kvnet.store.osfile import OsFiles
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
+from tests.unit.store.samples import publish, sample
 
 MINE = Namespace("mine", bytes([1]) * 32, bytes([2]) * 32)
 OTHER = Namespace("mine", bytes([3]) * 32, bytes([4]) * 32)
@@ -89,6 +91,17 @@ class Node:
         assert answer is not None
         return answer
 
+    def forge_keys(self, tokens: Sequence[int], *, keys_of: Sequence[int]) -> ArtifactHash:
+        """Hold and offer an artifact of ``tokens`` under the prefix keys of other tokens, signed by this node."""
+        fingerprint = self.engine.info.fingerprint
+        assert fingerprint is not None
+        namespace = self.identity.namespaces()[0]
+        keys = block_keys(namespace.prefix_root(fingerprint.hash), keys_of)
+        forged = sample(tokens, key=self.identity.key, namespace=namespace, fingerprint=fingerprint, keys=keys)
+        record = publish(self.store, forged)
+        self.exchange.published(record, keys)
+        return record.hash
+
     async def meet(self, *others: "Node") -> None:
         """Connect to other nodes and have open sessions with them."""
         for other in others:
@@ -130,10 +143,12 @@ async def start_node(
     lie: Callable[[bytes], bytes] | None = None,
     options: NodeOptions | None = None,
     bootstrap: tuple[str, ...] = (),
+    rebootstrap_interval_s: float = 30.0,
+    files: OsFiles | None = None,
 ) -> Node:
     """A running node; it ends with the nursery."""
-    network = world.network(name, bootstrap=bootstrap)
-    store: Store = DiskStore.open(directory / name, quota_bytes=1 << 34, min_free_bytes=0)
+    network = world.network(name, bootstrap=bootstrap, rebootstrap_interval_s=rebootstrap_interval_s)
+    store: Store = DiskStore.open(directory / name, quota_bytes=1 << 34, min_free_bytes=0, files=files)
     offered: Store = LyingStore(store, lie) if lie is not None else store  # type: ignore[assignment]
     who = who or identity(name)
     options = options or NodeOptions(announce=AnnounceLimits(interval_s=1.2, verify_s=0.0))

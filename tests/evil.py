@@ -1,0 +1,208 @@
+"""A peer that breaks rules on purpose: it speaks the protocol as far as a test wants, on any network."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+import trio
+
+from kvnet.errors import KvnetError, NetworkError
+from kvnet.exchange.frames import receive_frame
+from kvnet.network.interface import ByteStream, Network, StreamKind
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.membership import Role
+from kvnet.protocol.messages import (
+    Challenge,
+    ChunkHeader,
+    ChunkListReply,
+    GetChunkList,
+    GetChunks,
+    GetManifest,
+    Hello,
+    Lookup,
+    LookupReply,
+    ManifestReply,
+    Ping,
+    Proof,
+    RefusalReason,
+    Refused,
+    Reply,
+    Request,
+    decode_chunk_request,
+    encode_message,
+)
+from kvnet.protocol.session import ControlSession, RequestReceived, SessionConfig, SessionOpened
+from kvnet.store.interface import ArtifactRecord
+from kvnet.trust.namespace import Namespace
+
+Answer = Callable[[Request], Reply]
+ChunkHandler = Callable[[ByteStream, GetChunks], Awaitable[None]]
+
+FOUR_GIGABYTES = b"\xff\xff\xff\xff"
+_ANYTHING = bytes(32)
+
+
+def frame(message: object) -> bytes:
+    """A message as it goes over a stream."""
+    return encode_frame(encode_message(message))  # type: ignore[arg-type]
+
+
+HELLO = Hello(versions=(1,), capabilities=(), agent="evil")
+BROKEN_HANDSHAKES = {
+    "junk": encode_frame(os.urandom(64)),
+    "four gigabytes declared": FOUR_GIGABYTES + b"x",
+    "an empty frame": bytes(4),
+    "500 levels of nesting": encode_frame(b"\x81" * 500 + b"\0"),
+    "100,000 levels of nesting": encode_frame(b"\x81" * 100_000),
+    "a proof before anything": frame(Proof(entries=(_ANYTHING,) * 8)),
+    "hello twice": frame(HELLO) * 2,
+    "a request before the proof": frame(HELLO) + frame(Ping(request_id=0)),
+    "another version": frame(Hello(versions=(99,), capabilities=(), agent="evil")),
+    "a proof that is none, then a request": frame(HELLO)
+    + frame(Challenge(nonce=b"n" * 32))
+    + frame(Proof(entries=(_ANYTHING,) * 8))
+    + frame(GetManifest(request_id=0, slot=0, artifact=_ANYTHING)) * 3,
+    "the end at once": b"",
+}
+"""What a peer may send in place of a handshake, by what it is."""
+
+BROKEN_CHUNK_REQUESTS = {
+    "junk": encode_frame(b"\x9f" * 300),
+    "four gigabytes declared": FOUR_GIGABYTES + bytes(1000),
+    "an answer in place of a request": frame(ChunkHeader(index=0, length_bytes=1)),
+    "100,000 levels of nesting": encode_frame(b"\xa1\x00" * 50_000),
+    "a session that never was": frame(GetChunks(session=bytes(16), slot=0, artifact=_ANYTHING, indices=(0, 1))),
+    "half a frame": encode_frame(bytes(100))[:50],
+}
+"""What a peer may send in place of a chunk request."""
+
+
+class EvilPeer:
+    """Waits for others to open sessions with it, and answers as it is told.
+
+    Args:
+        network: not running yet; its handlers are set here.
+        namespaces: it is a member of.
+        answer: decides replies; their request id is put right.
+        chunks: answers chunk requests; by default with silence.
+    """
+
+    def __init__(
+        self, network: Network, namespaces: Sequence[Namespace], answer: Answer, chunks: ChunkHandler | None = None
+    ) -> None:
+        self.network = network
+        self.requests: list[Request] = []
+        self.chunk_requests = 0
+        self._namespaces = namespaces
+        self._answer = answer
+        self._chunks = chunks
+        network.set_handler(StreamKind.CONTROL, self._serve_control)
+        network.set_handler(StreamKind.CHUNKS, self._serve_chunks)
+
+    async def _serve_control(self, peer: PeerId, stream: ByteStream) -> None:
+        machine = _machine(self.network, peer, self._namespaces, Role.RESPONDER)
+        await stream.send_all(machine.take_output())
+        while data := await stream.receive_some(1 << 16):
+            for event in machine.receive(data, trio.current_time()):
+                if isinstance(event, RequestReceived):
+                    self.requests.append(event.request)
+                    reply = self._answer(event.request)
+                    machine.reply(msgspec.structs.replace(reply, request_id=event.request.request_id))
+            if output := machine.take_output():
+                await stream.send_all(output)
+
+    async def _serve_chunks(self, peer: PeerId, stream: ByteStream) -> None:
+        stream.idle_timeout_s = None
+        while (body := await receive_frame(stream)) is not None:
+            self.chunk_requests += 1
+            if self._chunks is None:
+                await trio.sleep_forever()
+            else:
+                await self._chunks(stream, decode_chunk_request(body))
+
+
+def _machine(network: Network, peer: PeerId, namespaces: Sequence[Namespace], role: Role) -> ControlSession:
+    config = SessionConfig(
+        role=role,
+        own=network.peer_id,
+        other=peer,
+        namespaces=namespaces,
+        nonce=os.urandom(32),
+        padding=os.urandom(256),
+        agent="evil",
+    )
+    return ControlSession(config, trio.current_time())
+
+
+def manifest_answer(envelope: bytes, match: Callable[[Lookup], LookupReply] | None = None) -> Answer:
+    """Answers every question for a manifest with ``envelope``, lookups with ``match``, all else with a refusal."""
+
+    def answer(request: Request) -> Reply:
+        if isinstance(request, GetManifest):
+            return ManifestReply(request_id=0, envelope=envelope)
+        if isinstance(request, Lookup):
+            return match(request) if match is not None else LookupReply(request_id=0, matches=())
+        return Refused(request_id=0, reason=RefusalReason.UNKNOWN)
+
+    return answer
+
+
+def relay_answer(record: ArtifactRecord) -> Answer:
+    """Passes on the signed manifest and the chunk list of an artifact as they are."""
+
+    def answer(request: Request) -> Reply:
+        if isinstance(request, GetManifest):
+            return ManifestReply(request_id=0, envelope=record.envelope)
+        if isinstance(request, GetChunkList):
+            return ChunkListReply(request_id=0, page=record.pages[request.page])
+        if isinstance(request, Lookup):
+            return LookupReply(request_id=0, matches=())
+        return Refused(request_id=0, reason=RefusalReason.UNKNOWN)
+
+    return answer
+
+
+async def open_session(
+    network: Network, peer: PeerId, namespaces: Sequence[Namespace]
+) -> tuple[ByteStream, ControlSession]:
+    """An open control session with a connected peer, opened by us."""
+    stream = await network.open_stream(peer, StreamKind.CONTROL)
+    machine = _machine(network, peer, namespaces, Role.INITIATOR)
+    await stream.send_all(machine.take_output())
+    while True:
+        data = await stream.receive_some(1 << 16)
+        if not data:
+            raise NetworkError("the peer ended the handshake")
+        events = machine.receive(data, trio.current_time())
+        if output := machine.take_output():
+            await stream.send_all(output)
+        if any(isinstance(event, SessionOpened) for event in events):
+            return stream, machine
+
+
+async def send_and_wait(network: Network, peer: PeerId, kind: StreamKind, data: bytes, *, patience_s: float) -> bytes:
+    """Send bytes on a fresh stream; what comes back until the peer gives the stream up or patience ends."""
+    received = b""
+    with suppress(KvnetError), trio.move_on_after(patience_s):
+        stream = await network.open_stream(peer, kind)
+        try:
+            if data:
+                await stream.send_all(data)
+            else:
+                await stream.aclose()
+            while piece := await stream.receive_some(1 << 16):
+                received += piece
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.reset()
+    return received
+
+
+def attacks() -> Iterator[tuple[StreamKind, bytes]]:
+    """Everything a stranger may send on a fresh stream."""
+    for data in BROKEN_HANDSHAKES.values():
+        yield StreamKind.CONTROL, data
+    for data in BROKEN_CHUNK_REQUESTS.values():
+        yield StreamKind.CHUNKS, data

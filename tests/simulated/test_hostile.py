@@ -1,0 +1,435 @@
+"""Peers that break the format, the protocol or a signature: refused with the reason, and everybody else is served."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvnet.errors import KvnetError, NotFoundError, TrustError
+from kvnet.format.chunks import ChunkKind
+from kvnet.format.hashes import ArtifactHash, artifact_hash_of
+from kvnet.network.interface import ByteStream, StreamKind
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import (
+    ChunkHeader,
+    ChunkRefused,
+    GetChunks,
+    GetManifest,
+    Lookup,
+    LookupReply,
+    Match,
+    Refused,
+    decode_chunk_answer,
+)
+from kvnet.protocol.session import ReplyReceived
+from kvnet.store.interface import ArtifactRecord
+from kvnet.trust.envelope import StatementType, open_manifest, seal
+from kvnet.trust.keys import PublisherKey
+from kvnet.trust.policy import TrustPolicy
+from tests.evil import (
+    BROKEN_HANDSHAKES,
+    EvilPeer,
+    attacks,
+    frame,
+    manifest_answer,
+    open_session,
+    relay_answer,
+    send_and_wait,
+)
+from tests.simulated.nodes import MINE, OTHER, Node, identity, seed, start_node
+
+TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
+PROMPT = [*TOKENS, 5, 6, 7]
+A_KEY = PublisherKey(seed("a"))
+STRANGER = PublisherKey(seed("stranger"))
+
+N_TOKENS = bytes.fromhex("686e5f746f6b656e73 1905dc")
+"""The field n_tokens = 1500 of a manifest, as it is written."""
+
+
+def sealed(payload: bytes, key: PublisherKey = A_KEY) -> bytes:
+    return seal(StatementType.MANIFEST, payload, key)
+
+
+def spelt(n_tokens: str) -> Callable[[bytes], bytes]:
+    """The manifest with its token count written in another way."""
+
+    def make(manifest: bytes) -> bytes:
+        assert N_TOKENS in manifest
+        return manifest.replace(N_TOKENS, N_TOKENS[:9] + bytes.fromhex(n_tokens), 1)
+
+    return make
+
+
+def twice(manifest: bytes) -> bytes:
+    """The token count a second time, with another meaning."""
+    head = bytes([manifest[0] + 1])
+    return head + manifest[1:].replace(N_TOKENS, N_TOKENS + N_TOKENS[:9] + bytes.fromhex("19270f"), 1)
+
+
+def out_of_order(manifest: bytes) -> bytes:
+    """Two whole fields of the map exchanged."""
+    first, _, rest = manifest.partition(N_TOKENS)
+    return first[:1] + N_TOKENS + first[1:] + rest
+
+
+MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a key twice": (twice, "twice|out of order"),
+    "a trailing byte": (lambda manifest: manifest + b"\0", "bytes after"),
+    "an indefinite map": (lambda manifest: b"\xbf" + manifest[1:] + b"\xff", "indefinite"),
+    "a token count in too many bytes": (spelt("1a000005dc"), "more bytes than needed"),
+    "a token count as a float": (spelt("f965dc"), "a float"),
+    "a token count as a bignum": (spelt("c24205dc"), "a tag"),
+    "a token count under an unknown tag": (spelt("d903e81905dc"), "a tag"),
+    "an indefinite string as token count": (spelt("5f4205dcff"), "indefinite"),
+    "an indefinite array as token count": (spelt("9f1905dcff"), "indefinite"),
+    "keys out of order": (out_of_order, "out of order"),
+    "500 levels inside": (spelt("81" * 500 + "00"), "levels"),
+    "nested arrays": (lambda _: b"\x81" * 4000, "levels"),
+    "nested maps": (lambda _: b"\xa1\x00" * 2000, "not text"),
+    "nested tags": (lambda _: b"\xc1" * 4000, "a tag"),
+    "nested indefinite arrays": (lambda _: b"\x9f" * 4000, "indefinite"),
+    "another token count than its chunks": (spelt("19270f"), "chunks by its own layout"),
+}
+
+
+async def start_evil(nursery: trio.Nursery, evil: EvilPeer) -> str:
+    network = evil.network
+    assert isinstance(network, MemoryNetwork)
+    await nursery.start(network.run)
+    return network.address
+
+
+def claim(artifact: ArtifactHash) -> Callable[[Lookup], LookupReply]:
+    """Claims to have all but the last block of what is looked for."""
+
+    def match(request: Lookup) -> LookupReply:
+        found = Match(
+            key_index=1, artifact=bytes(MINE.keyed_artifact(artifact)), n_tokens=1500, codec="raw", size_bytes=1
+        )
+        return LookupReply(request_id=request.request_id, matches=(found,))
+
+    return match
+
+
+async def is_served_by(node: Node, honest: Node, record: ArtifactRecord) -> bool:
+    """Whether a node gets an artifact from an honest peer."""
+    await node.meet(honest)
+    return (await node.fetch(record.hash)).record.complete
+
+
+@pytest.mark.parametrize("variant", MALFORMED)
+async def test_a_malformed_manifest_from_a_peer_is_refused_with_the_reason(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, variant: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    make, reason = MALFORMED[variant]
+    # Signed by a trusted key, and under the hash of its own bytes: only its form is wrong.
+    payload = make(open_manifest(added.record.envelope).manifest_bytes)
+    wanted = artifact_hash_of(payload)
+    evil = EvilPeer(world.network("evil"), (MINE,), manifest_answer(sealed(payload), claim(wanted)))
+    assert await b.exchange.connect(await start_evil(nursery, evil)) is not None
+    with pytest.raises(NotFoundError, match=reason):
+        await b.fetch(wanted)
+    answer = await b.generate(PROMPT)
+    assert answer.reused_tokens == 0
+    assert [type(request) for request in evil.requests].count(GetManifest) == 2
+    assert not b.store.artifacts()
+    assert await is_served_by(b, a, added.record)
+
+
+async def test_an_envelope_of_nothing_but_nesting_is_refused(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    for number, unit in enumerate((b"\x81", b"\xa1\x00", b"\xc1", b"\x9f")):
+        evil = EvilPeer(world.network(f"evil{number}"), (MINE,), manifest_answer((unit * 4000)[:4000]))
+        await b.exchange.connect(await start_evil(nursery, evil))
+    with pytest.raises(NotFoundError, match="4 x .*COSE_Sign1"):
+        await b.fetch(added.record.hash)
+    assert await is_served_by(b, a, added.record)
+
+
+# --- who signed what --------------------------------------------------------------------------------------------------
+
+
+def signed_by_another(record: ArtifactRecord) -> bytes:
+    return sealed(open_manifest(record.envelope).manifest_bytes, STRANGER)
+
+
+def signature_of_another_manifest(record: ArtifactRecord) -> bytes:
+    other = sealed(b"another manifest", STRANGER)
+    return record.envelope[:-64] + other[-64:]
+
+
+def unsigned(record: ArtifactRecord) -> bytes:
+    return record.envelope[:-64] + bytes(64)
+
+
+def without_a_signature(record: ArtifactRecord) -> bytes:
+    return open_manifest(record.envelope).manifest_bytes
+
+
+FORGERIES: dict[str, tuple[Callable[[ArtifactRecord], bytes], type[KvnetError], str]] = {
+    "signed by another key than it claims": (signed_by_another, TrustError, "that the manifest names"),
+    "another manifest's signature": (signature_of_another_manifest, TrustError, "not valid"),
+    "unsigned": (unsigned, TrustError, "not valid"),
+    "no envelope": (without_a_signature, NotFoundError, "COSE_Sign1"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_a_manifest_its_publisher_did_not_sign_is_not_used_and_does_not_hide_the_sound_one(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, forgery: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    make, kind, reason = FORGERIES[forgery]
+    evil = EvilPeer(world.network("evil"), (MINE,), manifest_answer(make(added.record), claim(added.record.hash)))
+    assert await b.exchange.connect(await start_evil(nursery, evil)) is not None
+    with pytest.raises(kind, match=reason):
+        await b.fetch(added.record.hash)
+    assert (await b.generate(PROMPT)).reused_tokens == 0
+    # The forger is asked first, and the honest peer all the same.
+    assert await is_served_by(b, a, added.record)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [("own", "the trust policy is own"), ("trusted", "not among the trusted publishers")],
+)
+async def test_an_unknown_signer_follows_the_policy_and_the_refusal_says_which(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, policy: str, reason: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    who = identity("b")
+    object.__setattr__(who, "trust", TrustPolicy(policy, own=who.trust.own, trusted=frozenset()))  # type: ignore[arg-type]
+    b = await start_node(world, nursery, tmp_path, "b", who=who)
+    added = await a.add(TOKENS)
+    await b.meet(a)
+    with pytest.raises(TrustError, match=reason):
+        await b.fetch(added.record.hash)
+    answer = await b.generate(PROMPT)
+    assert answer.reused_tokens == 0
+    assert not b.store.artifacts()
+
+
+async def test_the_policy_own_uses_not_even_what_a_trusted_key_signed(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    who = identity("b", trusts=["a"])
+    object.__setattr__(who, "trust", TrustPolicy("own", own=who.trust.own, trusted=who.trust.trusted))
+    b = await start_node(world, nursery, tmp_path, "b", who=who)
+    added = await a.add(TOKENS)
+    await b.meet(a)
+    with pytest.raises(TrustError, match="the trust policy is own"):
+        await b.fetch(added.record.hash)
+
+
+async def test_what_a_trusted_key_signed_is_used_whoever_passes_it_on(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    relay = await start_node(world, nursery, tmp_path, "relay", who=identity("relay", trusts=["a"]))
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    await relay.meet(a)
+    await relay.fetch(added.record.hash)
+    own_of_relay = await relay.add(TOKENS[:300])
+    await b.meet(relay)
+    answer = await b.generate(PROMPT)
+    assert [source.signer for source in answer.sources] == [A_KEY.public]
+    assert answer.sources[0].peer == relay.network.peer_id
+    with pytest.raises(TrustError):
+        await b.fetch(own_of_relay.record.hash)
+
+
+# --- peers that break the protocol ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handshake", BROKEN_HANDSHAKES)
+async def test_a_peer_that_breaks_the_handshake_costs_nobody_else_anything(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, handshake: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    evil = world.network("evil")
+
+    async def misbehave(peer: PeerId, stream: ByteStream) -> None:
+        if BROKEN_HANDSHAKES[handshake]:
+            await stream.send_all(BROKEN_HANDSHAKES[handshake])
+            while await stream.receive_some(1 << 16):
+                pass
+
+    evil.set_handler(StreamKind.CONTROL, misbehave)
+    await nursery.start(evil.run)
+    session = await b.exchange.connect(evil.address)
+    assert session is None or not session.slots
+    await trio.sleep(60)
+    assert await is_served_by(b, a, added.record)
+
+
+async def test_a_node_answers_honest_peers_after_everything_a_stranger_may_send(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    evil = world.network("evil")
+    await nursery.start(evil.run)
+    peer = await evil.connect(a.network.address, timeout_s=5)
+    for kind, data in attacks():
+        await send_and_wait(evil, peer, kind, data, patience_s=20)
+    assert a.exchange.counters().get("chunks_served", 0) == 0
+    assert await is_served_by(b, a, added.record)
+
+
+async def test_a_member_that_asks_in_the_wrong_slot_or_of_another_session_gets_nothing(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    added = await a.add(TOKENS)
+    evil = world.network("evil")
+    await nursery.start(evil.run)
+    peer = await evil.connect(a.network.address, timeout_s=5)
+    stream, machine = await open_session(evil, peer, (OTHER,))
+    assert machine.opened is not None
+    assert not machine.opened.slots
+    for slot in range(8):
+        await stream.send_all(
+            frame(GetManifest(request_id=slot, slot=slot, artifact=bytes(MINE.keyed_artifact(added.record.hash))))
+        )
+    # The machine of an honest peer would not have asked: what comes back is read by hand.
+    received = b""
+    with trio.move_on_after(5):
+        while received.count(b"unknown") < 8:
+            received += await stream.receive_some(1 << 16)
+    assert received.count(b"unknown") == 8
+    wanted = GetChunks(
+        session=machine.opened.session_id,
+        slot=0,
+        artifact=bytes(MINE.keyed_artifact(added.record.hash)),
+        indices=(0, 1),
+    )
+    chunks = await evil.open_stream(peer, StreamKind.CHUNKS)
+    await chunks.send_all(frame(wanted))
+    for index in (0, 1):
+        length = int.from_bytes(await chunks.receive_exactly(4), "big")
+        refusal = decode_chunk_answer(await chunks.receive_exactly(length))
+        assert refusal == ChunkRefused(index=index, reason="unknown")
+
+
+# --- peers that stall -------------------------------------------------------------------------------------------------
+
+
+async def nothing(stream: ByteStream, request: GetChunks, data: bytes) -> None:
+    await trio.sleep_forever()
+
+
+async def half_a_chunk(stream: ByteStream, request: GetChunks, data: bytes) -> None:
+    await stream.send_all(frame(ChunkHeader(index=request.indices[0], length_bytes=len(data))) + data[: len(data) // 2])
+    await trio.sleep_forever()
+
+
+async def a_byte_a_second(stream: ByteStream, request: GetChunks, data: bytes) -> None:
+    await stream.send_all(frame(ChunkHeader(index=request.indices[0], length_bytes=len(data))))
+    for position in range(len(data)):
+        await stream.send_all(data[position : position + 1])
+        await trio.sleep(1)
+
+
+STALLS: dict[str, Callable[[ByteStream, GetChunks, bytes], Awaitable[None]]] = {
+    "nothing": nothing,
+    "half a chunk": half_a_chunk,
+    "a byte a second": a_byte_a_second,
+}
+
+
+def staller(world: World, a: Node, record: ArtifactRecord, how: str) -> EvilPeer:
+    async def chunks(stream: ByteStream, request: GetChunks) -> None:
+        await STALLS[how](stream, request, a.store.read_chunk(record.entries[request.indices[0]].hash))
+
+    return EvilPeer(world.network("evil"), (MINE,), relay_answer(record), chunks)
+
+
+@pytest.mark.parametrize("how", STALLS)
+async def test_a_provider_that_stalls_is_left_for_an_honest_one(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, how: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    evil = staller(world, a, added.record, how)
+    await b.exchange.connect(await start_evil(nursery, evil))
+    located = await b.exchange.fetcher.locate(added.record.hash)
+    assert located.session.peer == evil.network.peer_id
+    await b.meet(a)
+    entries = await b.exchange.fetcher.chunk_list(located)
+    with trio.fail_after(120):
+        fetched = await b.exchange.fetcher.fetch(located, entries)
+    assert fetched.record.complete
+    assert evil.chunk_requests == 1
+
+
+@pytest.mark.parametrize("how", STALLS)
+async def test_a_fetch_from_nobody_but_a_stalling_provider_ends_naming_what_is_missing(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, how: str
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    await b.exchange.connect(await start_evil(nursery, staller(world, a, added.record, how)))
+    located = await b.exchange.fetcher.locate(added.record.hash)
+    entries = await b.exchange.fetcher.chunk_list(located)
+    with pytest.raises(NotFoundError, match=f"{len(entries)} chunks are missing"), trio.fail_after(300):
+        await b.exchange.fetcher.fetch(located, entries)
+    assert b.store.get(added.record.hash) is None
+    assert not list((tmp_path / "b").rglob("*.part*"))
+
+
+async def test_an_artifact_whose_tokens_have_another_key_than_was_signed_is_not_used(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    a.forge_keys(TOKENS[::-1], keys_of=TOKENS)
+    await b.meet(a)
+    answer = await b.generate(PROMPT)
+    assert answer.reused_tokens == 0
+    assert answer.text == (await b.generate(PROMPT, reuse=False)).text
+    assert not b.store.artifacts()
+
+
+async def test_two_artifacts_with_one_key_are_told_apart_by_their_tokens(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    cold = await a.generate(PROMPT, reuse=False)
+    a.forge_keys(TOKENS[::-1], keys_of=TOKENS)
+    assert (await a.generate(PROMPT)).reused_tokens == 0
+    await a.add(TOKENS[:700])
+    warm = await a.generate(PROMPT)
+    assert (warm.reused_tokens, warm.text) == (700, cold.text)
+
+
+async def test_a_peer_that_claims_more_than_it_has_gets_a_miss(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    other = await a.add([9, *TOKENS[1:]])
+    evil = EvilPeer(world.network("evil"), (MINE,), manifest_answer(other.record.envelope, claim(other.record.hash)))
+    await b.exchange.connect(await start_evil(nursery, evil))
+    answer = await b.generate(PROMPT)
+    assert answer.reused_tokens == 0
+    assert not b.store.artifacts()
