@@ -23,6 +23,8 @@ from kvnet_node.wiring import Services, open_services
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
+
     from kvnet_node.invocation import Settings
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +53,8 @@ def run_node(settings: "Settings", output: Output) -> int:
 
 async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> None:
     async with open_services(settings, network=True, serving=True) as services, trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, services)
+        # Before anybody is told that the node runs, a signal must already mean a clean stop.
+        await nursery.start(_stop_on_signal, services)
         async with control_socket(settings.paths.control_socket) as (listener, path):
             lock.record_control_socket(path)
             nursery.start_soon(serve_control, listener, _Handler(services))
@@ -86,8 +89,9 @@ class _Handler:
             raise
 
 
-async def _stop_on_signal(services: Services) -> None:
+async def _stop_on_signal(services: Services, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for _ in signals:
             if services.stop_requested.is_set():
                 # Asked a second time: whatever hangs is left behind; the store recovers at the next start.
