@@ -32,7 +32,9 @@ def test_every_verb_has_a_help_text(kvnet: Kvnet, verb: str) -> None:
 
 
 def test_json_works_before_and_after_the_verb(kvnet: Kvnet) -> None:
-    assert kvnet("--json", "config", "show").stdout == kvnet("config", "show", "--json").stdout
+    before, after = kvnet("--json", "key", "list").stdout, kvnet("key", "list", "--json").stdout
+    assert before == after
+    assert before.startswith('{"type":"key list"')
 
 
 @pytest.mark.parametrize(
