@@ -376,6 +376,8 @@ class DiskStore(Store):
             try:
                 self._files.unlink(path)
                 self._files.sync_directory(path.parent)
+            except FileNotFoundError:
+                continue  # not even its folder was made
             except OSError as error:
                 _log.warning("store: %s of a failed publish stays for now: %s", path.name, error.strerror)
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from blake3 import blake3
@@ -28,6 +29,9 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from tests.unit.store.samples import publish, sample
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
 
 MINE = Namespace("mine", bytes([1]) * 32, bytes([2]) * 32)
 OTHER = Namespace("mine", bytes([3]) * 32, bytes([4]) * 32)
@@ -167,7 +171,7 @@ async def start_node(
 async def _hold_engine(
     directory: Path,
     *,
-    task_status: "trio.TaskStatus[Engine]" = trio.TASK_STATUS_IGNORED,  # type: ignore[attr-defined]
+    task_status: "TaskStatus[Engine]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
     async with open_toy_engine(directory / "toy-model") as engine:
         task_status.started(engine)

@@ -8,7 +8,6 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.errors import KvnetError, NotFoundError, TrustError
-from kvnet.format.chunks import ChunkKind
 from kvnet.format.hashes import ArtifactHash, artifact_hash_of
 from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.memory import MemoryNetwork, World
@@ -21,10 +20,8 @@ from kvnet.protocol.messages import (
     Lookup,
     LookupReply,
     Match,
-    Refused,
     decode_chunk_answer,
 )
-from kvnet.protocol.session import ReplyReceived
 from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.envelope import StatementType, open_manifest, seal
 from kvnet.trust.keys import PublisherKey
@@ -152,7 +149,7 @@ async def test_an_envelope_of_nothing_but_nesting_is_refused(
     for number, unit in enumerate((b"\x81", b"\xa1\x00", b"\xc1", b"\x9f")):
         evil = EvilPeer(world.network(f"evil{number}"), (MINE,), manifest_answer((unit * 4000)[:4000]))
         await b.exchange.connect(await start_evil(nursery, evil))
-    with pytest.raises(NotFoundError, match="4 x .*COSE_Sign1"):
+    with pytest.raises(NotFoundError, match=r"4 x .*COSE_Sign1"):
         await b.fetch(added.record.hash)
     assert await is_served_by(b, a, added.record)
 
