@@ -427,11 +427,18 @@ class DiskStore(Store):
             if everything:
                 for artifact, _ in self._index.unpinned():
                     self._space.drop(self._require_row(artifact))
+                    self._space.evicted.append(artifact)
                     removed.append(artifact)
             self._space.collect(compact=True)
             self._space.empty_quarantine()
             removed += self._space.make_room(0)
             return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
+
+    def take_evicted(self) -> list[ArtifactHash]:
+        """See the interface."""
+        with self._lock:
+            evicted, self._space.evicted = self._space.evicted, []
+            return evicted
 
     def usage(self) -> StoreUsage:
         """See the interface."""

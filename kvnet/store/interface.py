@@ -365,6 +365,10 @@ class Store(Protocol):
         """
         ...
 
+    def take_evicted(self) -> list[ArtifactHash]:
+        """The artifacts evicted since this was last asked: whoever offers them to peers has to stop."""
+        ...
+
     def usage(self) -> StoreUsage:
         """How full it is."""
         ...

@@ -83,6 +83,7 @@ class MemoryStore(Store):
         self._chunks: dict[ChunkHash, bytes] = {}
         self._artifacts: dict[ArtifactHash, _Held] = {}
         self._writers: dict[MemoryPackWriter, set[ChunkHash]] = {}
+        self._evicted: list[ArtifactHash] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
@@ -334,6 +335,7 @@ class MemoryStore(Store):
                 )
             for artifact in victims:
                 del self._artifacts[artifact]
+            self._evicted += victims
             self._sweep()
             return victims
 
@@ -382,9 +384,16 @@ class MemoryStore(Store):
             removed = [a for a, held in self._artifacts.items() if everything and not held.pinned]
             for artifact in removed:
                 del self._artifacts[artifact]
+            self._evicted += removed
             self._sweep()
             removed += self.make_room(0)
             return Collected(tuple(removed), before - self._held_bytes())
+
+    def take_evicted(self) -> list[ArtifactHash]:
+        """See the interface."""
+        with self._lock:
+            evicted, self._evicted = self._evicted, []
+            return evicted
 
     def usage(self) -> StoreUsage:
         """See the interface."""

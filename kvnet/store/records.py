@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from kvnet.errors import IntegrityError
 from kvnet.format.chunks import ChunkEntry, decode_pages
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.limits import ENTRY_SIZE_BYTES, PAGE_ENTRIES
@@ -65,7 +66,12 @@ class RecordCache:
         self._n_entries = 0
 
     def _read(self, row: ArtifactRow) -> _Fixed:
-        manifest = open_manifest(row.envelope).manifest
+        signed = open_manifest(row.envelope)
+        manifest = signed.manifest
+        if signed.artifact_hash != row.hash:
+            raise IntegrityError(
+                "the index names another artifact than its manifest", hint="Run `kvnet store rebuild`."
+            )
         pages = tuple(row.pages[start : start + _PAGE_BYTES] for start in range(0, len(row.pages), _PAGE_BYTES))
         fixed = _Fixed(manifest, decode_pages(pages, manifest.n_chunks, manifest.root), pages)
         self._kept[row.hash] = fixed

@@ -50,6 +50,7 @@ class Space:
         self.quota_bytes = quota_bytes
         self.min_free_bytes = min_free_bytes
         self.leases: dict[DiskPackWriter, set[ChunkHash]] = {}
+        self.evicted: list[ArtifactHash] = []
         self._numbers = itertools.count(1)
         self._run = secrets.token_hex(8)
         self._other_bytes = 0
@@ -88,7 +89,7 @@ class Space:
         """Let go of what may go until so many more bytes fit; returns the artifacts that were evicted.
 
         Raises:
-            StoreFullError: they cannot; then nothing was evicted.
+            StoreFullError: they cannot; when that is known beforehand, nothing is evicted.
         """
         if self._lack(need_bytes) <= 0:
             return []
@@ -104,6 +105,7 @@ class Space:
             row = self._index.artifact(artifact)
             if row is not None:
                 self.drop(row)
+                self.evicted.append(artifact)
         self.collect(compact=False)
         self._index.checkpoint()
         _log.info("store: %d artifacts evicted to make room", len(victims))

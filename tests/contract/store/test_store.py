@@ -473,6 +473,8 @@ def test_the_least_recently_used_make_room(open_store: OpenStore, clock: Clock) 
     publish(store, C)
     assert {record.hash for record in store.artifacts()} == {A.hash, C.hash}
     assert store.usage().held_bytes <= store.usage().quota_bytes
+    assert store.take_evicted() == [B.hash]
+    assert store.take_evicted() == []
     check_whole(store, A)
     check_whole(store, C)
 
@@ -503,6 +505,7 @@ def test_garbage_collection_removes_all_that_is_not_pinned_when_asked(store: Sto
     assert store.collect_garbage().removed == ()
     collected = store.collect_garbage(everything=True)
     assert collected.removed == (B.hash,)
+    assert store.take_evicted() == [B.hash]
     assert [record.hash for record in store.artifacts()] == [A.hash]
     assert not any(store.has_chunk(entry.hash) for entry in B.entries)
     check_whole(store, A)

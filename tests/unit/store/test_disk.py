@@ -16,6 +16,7 @@ from kvnet.format.hashes import BytesLike, artifact_text
 from kvnet.store.disk import DiskStore
 from kvnet.store.osfile import OsFiles
 from kvnet.store.packs import pack_name
+from kvnet.store.records import RecordCache
 from tests.unit.store.samples import MINE, OTHER, Sample, check_whole, fill, keys_of, publish, sample
 
 FIRST = sample(range(600))
@@ -667,4 +668,164 @@ def test_reading_goes_on_in_other_threads_while_artifacts_come_and_go(open_store
             store.collect_garbage(everything=True)
         stop.set()
         assert all(reader.result() > 0 for reader in readers)
+    check_whole(store, FIRST)
+
+
+# --- less usual -------------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_of_a_later_version_is_left_alone_and_reported(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    store.close()
+    path = pack_path(tmp_path, FIRST)
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write((2).to_bytes(4, "little"))
+    later = path.read_bytes()
+    store = open_store()
+    assert store.artifacts() == []
+    assert "left alone" in store.problems[0].reason
+    assert path.read_bytes() == later
+    # It still counts.
+    assert store.usage().held_bytes > len(later)
+
+
+def test_two_damaged_packs_of_one_name_are_both_set_aside(open_store: OpenStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        store = open_store()
+        publish(store, FIRST)
+        store.close()
+        os.truncate(pack_path(tmp_path, FIRST), 100)
+        open_store()
+    assert len(list((tmp_path / "store" / "quarantine").iterdir())) == 2
+
+
+def test_a_damaged_pack_that_cannot_be_moved_is_not_used_either(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    store.close()
+    os.truncate(pack_path(tmp_path, FIRST), 100)
+    store = open_store(FaultyFiles("rename", 1))
+    assert store.artifacts() == []
+    assert len(store.problems) == 1
+
+
+def test_a_damaged_chunk_is_not_carried_into_a_compacted_pack(open_store: OpenStore) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    publish(store, SECOND)
+    location = store.locate(FIRST.entries[1].hash)
+    assert location is not None
+    flip(location.path, location.offset)
+    store.remove(FIRST.hash)
+    assert not store.has_chunk(FIRST.entries[1].hash)
+    record = store.get(SECOND.hash)
+    assert record is not None
+    assert not record.complete
+    assert store.verify(SECOND.hash).missing == (2,)
+    publish(store, SECOND)
+    check_whole(store, SECOND)
+
+
+def test_garbage_that_could_not_be_compacted_is_compacted_later(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    publish(store, SECOND)
+    # Of the syncs of a removal, the second is that of the new pack.
+    store = open_store(FaultyFiles("sync", 2, errno.ENOSPC))
+    store.remove(FIRST.hash)
+    packs = list((tmp_path / "store" / "packs").rglob("*.kva"))
+    assert any(FIRST.chunks[0] in path.read_bytes() for path in packs)
+    store.collect_garbage()
+    packs = list((tmp_path / "store" / "packs").rglob("*.kva"))
+    assert not any(FIRST.chunks[0] in path.read_bytes() for path in packs)
+    check_whole(store, SECOND)
+
+
+def test_room_is_first_made_from_what_nobody_uses(open_store: OpenStore) -> None:
+    base, longer = sample(range(5000)), sample([*range(256), *range(90_000, 90_300)])
+    store = open_store()
+    publish(store, base)
+    publish(store, longer)
+    store = open_store(FaultyFiles("sync", 2, errno.ENOSPC))
+    store.remove(base.hash)
+    held = store.usage().held_bytes
+    assert held > base.size_bytes
+    store = open_store(quota_bytes=held)
+    store.begin_pack(4, expected_bytes=base.size_bytes // 2).abort()
+    check_whole(store, longer)
+
+
+def test_a_reservation_that_fails_leaves_nothing(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = open_store()
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(StoreFullError, match="reserving a pack"):
+        store.begin_pack(4, expected_bytes=1000)
+    assert files_of(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync"])
+def test_a_failed_export_leaves_no_file(open_store: OpenStore, tmp_path: Path, operation: str) -> None:
+    publish(open_store(), FIRST)
+    store = open_store(FaultyFiles(operation, 1, errno.ENOSPC))
+    with pytest.raises(StoreFullError, match="writing"):
+        store.export(FIRST.hash, tmp_path / "x.kva")
+    assert not (tmp_path / "x.kva").exists()
+
+
+def test_an_export_ends_at_the_first_damaged_chunk(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    location = store.locate(FIRST.entries[2].hash)
+    assert location is not None
+    flip(location.path, location.offset)
+    with pytest.raises(IntegrityError):
+        store.export(FIRST.hash, tmp_path / "x.kva")
+    assert not (tmp_path / "x.kva").exists()
+
+
+def test_a_fetch_that_cannot_fit_ends_early(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvnet.store.writer.ROOM_STEP_BYTES", 100_000)
+    store = open_store(quota_bytes=400_000)
+    artifact = sample(range(20_000))
+    writer = store.begin_pack(len(artifact.chunks))
+    with pytest.raises(StoreFullError):
+        fill(writer, artifact)
+    assert writer.size_bytes < 400_000
+    writer.abort()
+    assert store.usage().held_bytes < 400_000
+
+
+def test_records_are_right_also_when_few_are_kept_in_memory(open_store: OpenStore) -> None:
+    store = open_store()
+    store._records = RecordCache(max_entries=5)
+    for artifact in (FIRST, SECOND, EIGHT_CHUNKS):
+        publish(store, artifact)
+    for _ in range(2):
+        for artifact in (FIRST, SECOND, EIGHT_CHUNKS):
+            check_whole(store, artifact)
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+def test_a_manifest_changed_in_the_index_is_not_believed(
+    open_store: OpenStore, tmp_path: Path, consistent: bool
+) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    store.close()
+    with sqlite3.connect(tmp_path / "store" / "index.sqlite") as database:
+        database.execute("UPDATE artifacts SET envelope = ?", (SECOND.envelope,))
+        if consistent:
+            database.execute("UPDATE artifacts SET pages = ?", (b"".join(SECOND.pages),))
+    database.close()
+    store = open_store()
+    with pytest.raises(KvnetError):
+        store.artifacts()
+    store.rebuild(keys_of)
     check_whole(store, FIRST)
