@@ -259,6 +259,7 @@ class ArtifactFetcher:
         *,
         pinned: bool = False,
         progress: ProgressCallback | None = None,
+        scope: trio.CancelScope | None = None,
     ) -> Fetched:
         """Get the needed chunks that are not held, verify each, and publish the pack.
 
@@ -268,6 +269,7 @@ class ArtifactFetcher:
             needed: indices of the chunks to have; ``None`` for all. Token ids are always among them.
             pinned: keep it until it is unpinned.
             progress: told after each chunk.
+            scope: cancelling it ends the fetching; what has arrived by then, from the front, is kept and published.
 
         Raises:
             NotFoundError: nobody is left who has what is missing.
@@ -286,7 +288,8 @@ class ArtifactFetcher:
             fetch = ChunkFetch(self._transport, entries, missing, self.providers(located), work.keep, self._limits)
             if missing:
                 work.expect(missing)
-                await fetch.run()
+                with scope or trio.CancelScope():
+                    await fetch.run()
             tokens = await work.tokens()
             keys = self._keys(located, tokens)
             record = await self._lane.run(
@@ -350,7 +353,11 @@ class _Work:
             await self._progress(FetchProgress(self.n_bytes, total, self.n_chunks, chunks, peer))
 
     async def tokens(self) -> list[int]:
-        """The artifact's token ids, from chunks that are verified; they are needed before the pack is published."""
+        """The artifact's token ids, from chunks that are verified; they are needed before the pack is published.
+
+        Raises:
+            NotInStoreError: the fetch was ended before they came.
+        """
         for index in self._token_chunks:
             if index not in self._heads:
                 self._heads[index] = await self._lane.run(self._store.read_chunk, self._entries[index].hash)

@@ -11,12 +11,13 @@ import trio
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.errors import KvnetError
-from kvnet.exchange.events import PrefixFetched
+from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, ProgressCallback, SessionsOf
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.reuse import Rejected, judge
 from kvnet.exchange.session import PeerSession
+from kvnet.format.chunks import ChunkEntry
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import block_keys, checkpoints, common_prefix
@@ -39,8 +40,23 @@ LOOKUP_SHARE = 0.5
 ASSUMED_PREFILL_TOKENS_S = 500.0
 """Prefill speed assumed until the engine was measured, in tokens a second; only sets a deadline."""
 
+PATIENT_PREFILL_TOKENS_S = 100.0
+"""Prefill speed assumed until the engine was measured, when a fetch is compared with it, in tokens a second: slower
+than most machines, so that a first fetch is not given up too early."""
+
+GRACE_S = 0.5
+"""Seconds before a fetch is judged by its rate; what giving one up costs at most, beside the lookup."""
+
+PROOF_S = 2.0
+"""Seconds a peer has to bear out its claim: for the manifest, and again for the chunk list and the token ids."""
+
+UNMEASURED_PATIENCE = 2.0
+"""How much longer than its estimated prefill a fetch may take while that estimate rests on no measurement."""
+
 MAX_CANDIDATES = 4
 """Claims whose manifests are asked for; the best is usually the first."""
+
+_LATE = f"a peer did not bear out its claim within {PROOF_S:.0f} s"
 
 MAX_DIALS = 8
 """Providers from the DHT that are dialled for one prompt."""
@@ -56,7 +72,19 @@ class _Prompt:
     info: ModelInfo
     tokens: Sequence[int]
     held_tokens: int
+    prefill_tokens_s: float
+    lookup_deadline_s: float
     progress: ProgressCallback | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A claim that is borne out: what to fetch for it, and how many tokens of prefill that spares."""
+
+    located: Located
+    entries: tuple[ChunkEntry, ...]
+    needed: tuple[int, ...]
+    spared_tokens: int
 
 
 @dataclass(slots=True)
@@ -136,7 +164,7 @@ class PrefixFinder:
         started_s = trio.current_time()
         left_s = (len(tokens) - held_tokens) / (prefill_tokens_s or ASSUMED_PREFILL_TOKENS_S)
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
-        prompt = _Prompt(info, tokens, held_tokens, progress)
+        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, deadline_s, progress)
         for query in self._queries(info.fingerprint, tokens):
             candidates = await self._ask_all(query, held_tokens, deadline_s)
             if not candidates:
@@ -227,25 +255,47 @@ class PrefixFinder:
         prompt: _Prompt,
         search: Search,
     ) -> Fetched | None:
-        """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold."""
+        """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
         try:
-            located = await self._locate(query, candidate, prompt.info, search)
-            if located is None:
+            checked: _Checked | None = None
+            with trio.move_on_at(max(prompt.lookup_deadline_s, trio.current_time() + GRACE_S)) as scope:
+                checked = await self._check(query, candidate, prompt, search)
+            if scope.cancelled_caught:
+                search.reasons.append("a peer that claimed a prefix did not show it in time")
+            if checked is None:
                 return None
-            entries = await self._fetcher.chunk_list(located)
-            plan = located.signed.manifest.plan()
-            head = await self._fetcher.token_ids(located, entries)
-            shared = min(common_prefix(head, prompt.tokens), len(prompt.tokens) - 1)
-            if shared <= prompt.held_tokens:
-                search.reasons.append("a peer's artifact shares fewer tokens than it claimed")
-                return None
-            needed = [*plan.needed_for(shared), *plan.context_chunks]
-            fetched = await self._fetcher.fetch(located, entries, needed, progress=prompt.progress)
+            spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
+            race = _Race(spared_s, prompt)
+            fetched = await self._fetcher.fetch(
+                checked.located, checked.entries, checked.needed, progress=race.watch, scope=race.scope
+            )
+            if race.scope.cancelled_caught:
+                search.reasons.append("peers were slower than computing; what had arrived is used")
+        except trio.TooSlowError:
+            search.reasons.append(_LATE)
+            return None
         except KvnetError as error:
             search.reasons.append(str(error))
             return None
         self._published(fetched)
         return fetched
+
+    async def _check(
+        self, query: LookupQuery, candidate: Candidate, prompt: _Prompt, search: Search
+    ) -> _Checked | None:
+        """Signed manifest, policy, chunk list and token ids of a claim: everything but the K/V."""
+        located = await self._locate(query, candidate, prompt.info, search)
+        if located is None:
+            return None
+        entries = await self._fetcher.chunk_list(located)
+        plan = located.signed.manifest.plan()
+        head = await self._fetcher.token_ids(located, entries)
+        shared = min(common_prefix(head, prompt.tokens), len(prompt.tokens) - 1)
+        if shared <= prompt.held_tokens:
+            search.reasons.append("a peer's artifact shares fewer tokens than it claimed")
+            return None
+        needed = (*plan.needed_for(shared), *plan.context_chunks)
+        return _Checked(located, entries, needed, shared - prompt.held_tokens)
 
     async def _locate(
         self, query: LookupQuery, candidate: Candidate, info: ModelInfo, search: Search
@@ -257,7 +307,11 @@ class PrefixFinder:
                 continue
             slot = session.slots[query.namespace]
             try:
-                signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
+                with trio.fail_after(PROOF_S):
+                    signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
+            except trio.TooSlowError:
+                search.reasons.append(_LATE)
+                continue
             except KvnetError as error:
                 search.reasons.append(str(error))
                 continue
@@ -271,6 +325,30 @@ class PrefixFinder:
                 return None
             return Located(signed, query.namespace, session)
         return None
+
+
+class _Race:
+    """A fetch against local prefill: given up as soon as it cannot win any more.
+
+    Args:
+        prefill_s: estimated seconds of the prefill that the fetch would spare.
+        prompt: for whom; its progress callback is told.
+    """
+
+    def __init__(self, prefill_s: float, prompt: _Prompt) -> None:
+        self._prefill_s = prefill_s
+        self._progress = prompt.progress
+        self._started_s = trio.current_time()
+        self.scope = trio.CancelScope(deadline=self._started_s + GRACE_S + prefill_s)
+
+    async def watch(self, event: FetchProgress) -> None:
+        """Judge by the rate so far; it is told after every chunk."""
+        elapsed_s = trio.current_time() - self._started_s
+        left_s = elapsed_s * (event.total_bytes - event.done_bytes) / max(1, event.done_bytes)
+        if elapsed_s >= GRACE_S and left_s > self._prefill_s:
+            self.scope.cancel()
+        if self._progress is not None:
+            await self._progress(event)
 
 
 def _described(fetched: Fetched, tokens: Sequence[int], started_s: float) -> PrefixFetched:

@@ -81,11 +81,15 @@ class Node:
         self.exchange.fetched(fetched)
         return fetched
 
-    async def generate(self, tokens: Sequence[int], *, reuse: bool = True, max_tokens: int = 12) -> Answer:
+    async def generate(
+        self, tokens: Sequence[int], *, reuse: bool = True, max_tokens: int = 12, prefill_tokens_s: float = 0.0
+    ) -> Answer:
         """Generate, asking peers too."""
 
         async def search(engine: Engine, prompt: Sequence[int], held: int) -> PrefixFetched | None:
-            return (await self.exchange.finder.search(engine.info, prompt, held)).fetched
+            return (
+                await self.exchange.finder.search(engine.info, prompt, held, prefill_tokens_s=prefill_tokens_s)
+            ).fetched
 
         generator = Generator(self.store, self.lane, self.identity, search)
         answer: Answer | None = None

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from kvnet.errors import NotFoundError, TrustError
 from kvnet.format.chunks import ChunkKind
-from kvnet.network.memory import World
+from kvnet.network.memory import Link, World
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
@@ -293,3 +293,60 @@ async def test_a_prompt_equal_longer_shorter_and_of_one_token_is_answered_as_col
             assert warm.text == cold.text
             assert warm.text
             assert warm.reused_tokens <= len(prompt) - 1
+
+
+async def test_a_peer_slower_than_computing_is_given_up_and_what_it_sent_is_used(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    await a.add(TOKENS)
+    await b.meet(a)
+    cold = await b.generate(PROMPT, reuse=False)
+    # 384 kB of K/V at 40 kB/s: 10 s, against 3 s of prefill at 500 tokens a second.
+    world.set_link(a.network, b.network, Link(latency_s=0.01, rate_bytes_per_s=40e3))
+    warm = await b.generate(PROMPT, prefill_tokens_s=500.0)
+    assert warm.text == cold.text
+    assert 0 < warm.reused_tokens < len(TOKENS)
+    assert warm.ttft_s < 3.5 + 3.5
+
+
+async def test_a_peer_that_dies_while_a_prompt_waits_costs_no_more_than_the_prefill_it_would_have_spared(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    await a.add(TOKENS)
+    await b.meet(a)
+    cold = await b.generate(PROMPT, reuse=False)
+    world.set_link(a.network, b.network, Link(latency_s=0.01, rate_bytes_per_s=100e3))
+
+    async def hang_soon() -> None:
+        await trio.sleep(1.5)
+        world.hang(a.network)
+
+    nursery.start_soon(hang_soon)
+    warm = await b.generate(PROMPT, prefill_tokens_s=500.0)
+    assert warm.text == cold.text
+    assert warm.ttft_s < 3.5 + 3.5
+
+
+async def test_a_peer_that_hangs_right_after_its_lookup_reply_costs_no_more_than_the_lookup(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    await a.add(TOKENS)
+    await b.meet(a)
+    cold = await b.generate(PROMPT, reuse=False)
+    world.set_link(a.network, b.network, Link(latency_s=0.2, rate_bytes_per_s=1e6))
+
+    async def hang_soon() -> None:
+        await trio.sleep(0.5)
+        world.hang(a.network)
+
+    nursery.start_soon(hang_soon)
+    warm = await b.generate(PROMPT, prefill_tokens_s=500.0)
+    assert warm.text == cold.text
+    assert warm.reused_tokens == 0
+    assert warm.ttft_s < 2.5
