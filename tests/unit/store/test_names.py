@@ -8,7 +8,7 @@ import pytest
 from kvnet.errors import MalformedError, StoreError, UnknownNameError, UsageError
 from kvnet.format.hashes import ArtifactHash, FingerprintHash
 from kvnet.store.names import NameBook, NamedVersion
-from tests.unit.store.test_disk import FaultyFiles
+from tests.unit.store.faults import FaultyFiles
 
 FINGERPRINT = FingerprintHash(b"f" * 32)
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvnet.errors import StoreError, StoreFullError
 from kvnet.store.disk import DiskStore
+from tests.unit.store.faults import FaultyFiles
 from tests.unit.store.samples import MINE, Sample, check_whole, fill, keys_of, publish, sample
-from tests.unit.store.test_disk import FaultyFiles
 
 # They share the first two blocks, the first one, or nothing.
 ARTIFACTS = [
