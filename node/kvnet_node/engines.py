@@ -1,6 +1,6 @@
 """Engine processes of this node: started at first use, kept while they may be wanted again."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,23 +85,28 @@ class EngineShelf:
         return [loaded.entry.name for loaded in self._loaded.values()]
 
     @asynccontextmanager
-    async def use(self, model: str | None) -> AsyncIterator[Engine]:
+    async def use(self, model: str | None, loading: Callable[[str], None] = lambda _: None) -> AsyncIterator[Engine]:
         """The engine of a model, loaded if it is not; it stays at least as long as the context.
+
+        Args:
+            model: its name or folder; None for the default.
+            loading: told the model's name before it is loaded, which takes seconds.
 
         Raises:
             UnknownModelError: no such model, or none chosen.
             EngineError: it cannot be loaded.
         """
-        loaded = await self._get(await self.choose(model))
+        loaded = await self._get(await self.choose(model), loading)
         try:
             yield loaded.engine
         finally:
             loaded.users -= 1
 
-    async def _get(self, entry: ModelEntry) -> _Loaded:
+    async def _get(self, entry: ModelEntry, loading: Callable[[str], None]) -> _Loaded:
         async with self._starting:
             loaded = self._loaded.get(entry.path)
             if loaded is None:
+                loading(entry.name)
                 await self._make_room()
                 loaded = await self._start(entry)
             loaded.users += 1

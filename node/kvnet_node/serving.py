@@ -90,7 +90,11 @@ class _Handler:
 
 
 async def _stop_on_signal(services: Services, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # A closed terminal stops the node, unless nohup said that it should not.
+        wanted.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*wanted) as signals:
         task_status.started()
         async for _ in signals:
             if services.stop_requested.is_set():

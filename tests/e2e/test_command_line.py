@@ -109,8 +109,17 @@ def test_an_unknown_hash_is_not_in_the_store(kvnet: Kvnet, verb: str) -> None:
     assert (ran.code, ran.stdout) == (50, "")
 
 
-@pytest.mark.parametrize("verb", ["show", "verify", "pin", "unpin", "rm", "fetch"])
-@pytest.mark.parametrize("target", ["Not A Name", "bafyr4i!!!", "../../etc/passwd", UNKNOWN_HASH + "a" * 9, "@2", "x@"])
+MALFORMED = ["Not A Name", "bafyr4i!!!", "../../etc/passwd", UNKNOWN_HASH + "a" * 9, "@2", "x@"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "target"),
+    [
+        *(("show", target) for target in MALFORMED),
+        *(("fetch", target) for target in MALFORMED),
+        *((verb, MALFORMED[0]) for verb in ("verify", "pin", "unpin", "rm")),
+    ],
+)
 def test_a_malformed_target_is_a_usage_error(kvnet: Kvnet, verb: str, target: str) -> None:
     ran = kvnet(verb, target)
     assert (ran.code, ran.stdout) == (2, "")

@@ -61,7 +61,7 @@ def render_status(result: StatusResult) -> str:
         ("node", running),
         ("data dir", result.data_dir),
         ("publisher", result.publisher),
-        ("peer id", result.peer),
+        *((("peer id", result.peer),) if result.peer else ()),
         *(("address", address) for address in result.addresses),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),

@@ -32,6 +32,10 @@ class OperationContext:
         """Report a remark, with the same as named values for ``--json``."""
         self.emit(Note(text, data=dict(data)))
 
+    def loading(self, model: str) -> None:
+        """Report that a model is being loaded."""
+        self.note(f"loading the model {model}", model=model)
+
     def warn(self, text: str, **data: object) -> None:
         """Report something that the asker should know even when not asking for remarks."""
         self.emit(Note(text, level="warning", data=dict(data)))

@@ -40,7 +40,9 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     order = newest.file_order if newest is not None else ()
     paths = [Path(path) for path in request.paths]
     layout: Layout = await trio.to_thread.run_sync(lambda: lay_out(paths, previous_order=order))
-    async with services.engines.use(request.model or (newest.model if newest is not None else None)) as engine:
+    async with services.engines.use(
+        request.model or (newest.model if newest is not None else None), ctx.loading
+    ) as engine:
         context = document_context(layout.text, _template_inputs(newest))
         tokens = await engine.context_tokens(context.messages, context.template_inputs)
         plan = await _announce_plan(ctx, engine, request, layout, tokens)
@@ -88,7 +90,7 @@ async def generate(ctx: OperationContext, request: r.GenerateRequest) -> r.Gener
     """Generate from a prompt or a chat."""
     if (request.prompt is None) == (request.messages is None):
         raise UsageError("expected either a prompt or a chat, found both or neither", hint="give --prompt or --chat")
-    async with ctx.services.engines.use(request.model) as engine:
+    async with ctx.services.engines.use(request.model, ctx.loading) as engine:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
         tokens = await engine.render(messages, frozen_template_inputs(_today()))
         answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
@@ -213,7 +215,7 @@ async def _engine_of(ctx: OperationContext, version: NamedVersion, asked: str | 
         except UnknownModelError:
             ctx.warn(f"the model {model} of this context is not on this machine; another one answers")
             model = None
-    async with engines.use(model) as engine:
+    async with engines.use(model, ctx.loading) as engine:
         if engine.info.fingerprint is None or engine.info.fingerprint.hash != version.fingerprint:
             ctx.warn(f"this context was computed with another model than {engine.info.name}; nothing of it is reused")
         yield engine

@@ -51,6 +51,8 @@ async def stop(context: OperationContext, request: StopRequest) -> StopResult:  
 async def peers(context: OperationContext, request: PeersRequest) -> PeersResult:
     """Connected peers, after connecting to the addresses in the request."""
     services = context.services
-    for address in request.connect:
+    # A short-lived network has not reached its bootstrap peers yet; a running node keeps its own connections.
+    wanted = request.connect if context.serving else [*request.connect, *services.config.bootstrap]
+    for address in wanted:
         await services.connect(address)
     return PeersResult(services.peer_entries(), services.addresses())

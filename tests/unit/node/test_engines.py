@@ -73,6 +73,18 @@ async def test_an_engine_stays_loaded_for_the_next_request(tmp_path: Path, monke
             assert second is first
 
 
+async def test_the_asker_is_told_when_a_model_is_loaded_and_not_when_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "only")
+    told: list[str] = []
+    async with shelf(tmp_path, monkeypatch) as engines:
+        for _ in range(2):
+            async with engines.use(None, told.append):
+                pass
+    assert told == ["only"]
+
+
 async def test_an_idle_engine_makes_room_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path, "one")
     make_model(tmp_path, "two")
