@@ -37,7 +37,7 @@ from kvnet.protocol.session import ControlSession, RequestReceived, SessionConfi
 from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.namespace import Namespace
 
-Answer = Callable[[Request], Reply]
+Answer = Callable[[Request], Reply | None]
 ChunkHandler = Callable[[ByteStream, GetChunks], Awaitable[None]]
 
 FOUR_GIGABYTES = b"\xff\xff\xff\xff"
@@ -85,7 +85,7 @@ class EvilPeer:
     Args:
         network: not running yet; its handlers are set here.
         namespaces: it is a member of.
-        answer: decides replies; their request id is put right.
+        answer: decides replies, ``None`` for silence; their request id is put right.
         chunks: answers chunk requests; by default with silence.
     """
 
@@ -109,7 +109,8 @@ class EvilPeer:
                 if isinstance(event, RequestReceived):
                     self.requests.append(event.request)
                     reply = self._answer(event.request)
-                    machine.reply(msgspec.structs.replace(reply, request_id=event.request.request_id))
+                    if reply is not None:
+                        machine.reply(msgspec.structs.replace(reply, request_id=event.request.request_id))
             if output := machine.take_output():
                 await stream.send_all(output)
 
@@ -149,8 +150,8 @@ def manifest_answer(envelope: bytes, match: Callable[[Lookup], LookupReply] | No
     return answer
 
 
-def relay_answer(record: ArtifactRecord) -> Answer:
-    """Passes on the signed manifest and the chunk list of an artifact as they are."""
+def relay_answer(record: ArtifactRecord, match: Callable[[Lookup], LookupReply] | None = None) -> Answer:
+    """Passes on the signed manifest and the chunk list of an artifact as they are; lookups go to ``match``."""
 
     def answer(request: Request) -> Reply:
         if isinstance(request, GetManifest):
@@ -158,7 +159,7 @@ def relay_answer(record: ArtifactRecord) -> Answer:
         if isinstance(request, GetChunkList):
             return ChunkListReply(request_id=0, page=record.pages[request.page])
         if isinstance(request, Lookup):
-            return LookupReply(request_id=0, matches=())
+            return match(request) if match is not None else LookupReply(request_id=0, matches=())
         return Refused(request_id=0, reason=RefusalReason.UNKNOWN)
 
     return answer

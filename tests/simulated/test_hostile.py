@@ -15,11 +15,14 @@ from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     ChunkHeader,
     ChunkRefused,
+    GetChunkList,
     GetChunks,
     GetManifest,
     Lookup,
     LookupReply,
     Match,
+    Reply,
+    Request,
     decode_chunk_answer,
 )
 from kvnet.store.interface import ArtifactRecord
@@ -100,12 +103,16 @@ async def start_evil(nursery: trio.Nursery, evil: EvilPeer) -> str:
     return network.address
 
 
-def claim(artifact: ArtifactHash) -> Callable[[Lookup], LookupReply]:
+def claim(artifact: ArtifactHash, size_bytes: int = 1) -> Callable[[Lookup], LookupReply]:
     """Claims to have all but the last block of what is looked for."""
 
     def match(request: Lookup) -> LookupReply:
         found = Match(
-            key_index=1, artifact=bytes(MINE.keyed_artifact(artifact)), n_tokens=1500, codec="raw", size_bytes=1
+            key_index=1,
+            artifact=bytes(MINE.keyed_artifact(artifact)),
+            n_tokens=1500,
+            codec="raw",
+            size_bytes=size_bytes,
         )
         return LookupReply(request_id=request.request_id, matches=(found,))
 
@@ -392,6 +399,28 @@ async def test_a_fetch_from_nobody_but_a_stalling_provider_ends_naming_what_is_m
         await b.exchange.fetcher.fetch(located, entries)
     assert b.store.get(added.record.hash) is None
     assert not list((tmp_path / "b").rglob("*.part*"))
+
+
+@pytest.mark.parametrize("silent", [GetManifest, GetChunkList, GetChunks])
+async def test_a_peer_that_claims_a_prefix_and_falls_silent_costs_a_generation_no_more_than_the_lookup_and_a_prefill(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, silent: type
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    record = (await a.add(TOKENS)).record
+    relay = relay_answer(record, claim(record.hash))
+
+    def answer(request: Request) -> Reply | None:
+        return None if isinstance(request, silent) else relay(request)
+
+    evil = EvilPeer(world.network("evil"), (MINE,), answer)
+    await b.exchange.connect(await start_evil(nursery, evil))
+    cold = await b.generate(PROMPT, reuse=False)
+    answered = await b.generate(PROMPT)
+    assert (answered.reused_tokens, answered.text) == (0, cold.text)
+    assert answered.ttft_s < 4
+    assert silent is GetChunks or any(isinstance(request, silent) for request in evil.requests)
+    assert not b.store.artifacts()
 
 
 async def test_an_artifact_whose_tokens_have_another_key_than_was_signed_is_not_used(
