@@ -1,7 +1,9 @@
 """The running node: ``kvnet node start``, from the lock to the clean end."""
 
 import os
+import shlex
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,11 +20,10 @@ from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.registry import operation
 from kvnet_node.operations.requests import Result
 from kvnet_node.output import Output, pairs
+from kvnet_node.paths import default_data_dir
 from kvnet_node.wiring import Services, open_services
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
 
     from kvnet_node.invocation import Settings
@@ -103,7 +104,7 @@ async def _stop_on_signal(services: Services, *, task_status: "TaskStatus[None]"
             services.stop_requested.set()
 
 
-def _announce(settings: "Settings", services: Services, output: Output, control: "Path") -> None:
+def _announce(settings: "Settings", services: Services, output: Output, control: Path) -> None:
     addresses = services.addresses()
     record: dict[str, Any] = {
         "type": "node start",
@@ -123,7 +124,8 @@ def _announce(settings: "Settings", services: Services, output: Output, control:
 
 def _screen(record: dict[str, Any]) -> str:
     data_dir = record["data_dir"]
-    next_step = f"kvnet add PATH --name NAME --data-dir {data_dir}"
+    elsewhere = Path(data_dir) != default_data_dir().absolute()
+    next_step = "kvnet add PATH --name NAME" + (f" --data-dir {shlex.quote(data_dir)}" if elsewhere else "")
     lines = pairs(
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
