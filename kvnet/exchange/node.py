@@ -105,6 +105,7 @@ class ExchangeNode:
         self._opening: dict[PeerId, trio.Event] = {}
         self._failed_until: dict[PeerId, float] = {}
         self._session_opened = trio.Event()
+        self._told: dict[ArtifactHash, list[bytes]] = {}
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
@@ -152,14 +153,13 @@ class ExchangeNode:
             for key, artifact, n_blocks in await self._lane.run(self._store.prefix_rows, namespace.id):
                 rows.setdefault(artifact, []).append((n_blocks, key))
         for record in records:
-            keys = [key for _, key in sorted(rows.get(record.hash, []))]
-            if record.complete and len(keys) == record.manifest.n_blocks:
-                self._announcer.add(announced_keys(self._identity, record.manifest, record.hash, keys))
+            self._announce(record, [key for _, key in sorted(rows.get(record.hash, []))])
 
     async def reload(self) -> None:
         """The namespaces have changed: serve and announce by them, and prove them to every peer anew."""
         await self._server.load()
         self._announcer.clear()
+        self._told.clear()
         await self._announce_all()
         for session in list(self._sessions.values()):
             session.close()
@@ -321,15 +321,26 @@ class ExchangeNode:
     # --- artifacts ----------------------------------------------------------------------------------------------------
 
     def published(self, record: ArtifactRecord, keys: Sequence[PrefixKey]) -> None:
-        """Serve and announce an artifact that is in the store now."""
+        """Serve and announce an artifact that is in the store now, and no longer what had to go for it."""
+        for evicted in self._store.take_evicted():
+            self.removed(evicted)
         self._server.offer(record, keys)
-        if record.complete and self._options.serving:
-            self._announcer.add(announced_keys(self._identity, record.manifest, record.hash, list(keys)))
+        self._announce(record, keys)
+
+    def _announce(self, record: ArtifactRecord, keys: Sequence[PrefixKey]) -> None:
+        """Only what is held whole: whoever follows a record finds all of it here."""
+        if record.complete and self._options.serving and len(keys) == record.manifest.n_blocks:
+            told = announced_keys(self._identity, record.manifest, record.hash, list(keys))
+            self._told[record.hash] = told
+            self._announcer.add(told)
 
     def fetched(self, result: Fetched) -> None:
         """Serve on what was fetched: same hash, same signature."""
         self.published(result.record, result.keys)
 
     def removed(self, artifact: ArtifactHash) -> None:
-        """Serve an artifact no longer."""
+        """Serve and announce an artifact no longer; keys that others share go on being announced."""
         self._server.withdraw(artifact)
+        gone = self._told.pop(artifact, [])
+        shared = {key for keys in self._told.values() for key in keys}
+        self._announcer.remove(key for key in gone if key not in shared)

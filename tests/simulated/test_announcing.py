@@ -73,3 +73,21 @@ async def test_announcements_are_paced_below_what_a_server_keeps(
     await trio.sleep(5)
     for record in a.store.artifacts():
         assert await found_by(b, a, record.hash)
+
+
+async def test_what_is_removed_is_announced_no_longer_but_shared_keys_are(
+    autojump_clock: MockClock, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    world = World()
+    a = await start_node(world, nursery, tmp_path, "a", options=OPTIONS)
+    first = await a.add(TOKENS)
+    alone = a.exchange.announcing().keys
+    second = await a.add([*TOKENS, 9, 9, 9])
+    both = a.exchange.announcing().keys
+    assert alone < both < 2 * alone
+    a.store.remove(first.record.hash)
+    a.exchange.removed(first.record.hash)
+    assert a.exchange.announcing().keys == both - 2  # its own hash and its own end
+    a.store.remove(second.record.hash)
+    a.exchange.removed(second.record.hash)
+    assert a.exchange.announcing().keys == 0
