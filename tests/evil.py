@@ -96,7 +96,7 @@ class EvilPeer:
         self.requests: list[Request] = []
         self.chunk_requests = 0
         self._namespaces = namespaces
-        self._answer = answer
+        self.answer = answer
         self._chunks = chunks
         network.set_handler(StreamKind.CONTROL, self._serve_control)
         network.set_handler(StreamKind.CHUNKS, self._serve_chunks)
@@ -108,7 +108,7 @@ class EvilPeer:
             for event in machine.receive(data, trio.current_time()):
                 if isinstance(event, RequestReceived):
                     self.requests.append(event.request)
-                    reply = self._answer(event.request)
+                    reply = self.answer(event.request)
                     if reply is not None:
                         machine.reply(msgspec.structs.replace(reply, request_id=event.request.request_id))
             if output := machine.take_output():
@@ -207,3 +207,52 @@ def attacks() -> Iterator[tuple[StreamKind, bytes]]:
         yield StreamKind.CONTROL, data
     for data in BROKEN_CHUNK_REQUESTS.values():
         yield StreamKind.CHUNKS, data
+
+
+# --- manifests that break the format: each under a sound signature, of an artifact of 1,500 tokens --------------------
+
+N_TOKENS = bytes.fromhex("686e5f746f6b656e73 1905dc")
+"""The field n_tokens = 1500 of a manifest, as it is written."""
+
+
+def spelt(n_tokens: str) -> Callable[[bytes], bytes]:
+    """The manifest with its token count written in another way."""
+
+    def make(manifest: bytes) -> bytes:
+        assert N_TOKENS in manifest
+        return manifest.replace(N_TOKENS, N_TOKENS[:9] + bytes.fromhex(n_tokens), 1)
+
+    return make
+
+
+def twice(manifest: bytes) -> bytes:
+    """The token count a second time, with another meaning."""
+    head = bytes([manifest[0] + 1])
+    return head + manifest[1:].replace(N_TOKENS, N_TOKENS + N_TOKENS[:9] + bytes.fromhex("19270f"), 1)
+
+
+def out_of_order(manifest: bytes) -> bytes:
+    """Two whole fields of the map exchanged."""
+    first, _, rest = manifest.partition(N_TOKENS)
+    return first[:1] + N_TOKENS + first[1:] + rest
+
+
+MALFORMED_MANIFESTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a key twice": (twice, "twice|out of order"),
+    "a trailing byte": (lambda manifest: manifest + b"\0", "bytes after"),
+    "an indefinite map": (lambda manifest: b"\xbf" + manifest[1:] + b"\xff", "indefinite"),
+    "a token count in too many bytes": (spelt("1a000005dc"), "more bytes than needed"),
+    "a token count as a float": (spelt("f965dc"), "a float"),
+    "a token count as a bignum": (spelt("c24205dc"), "a tag"),
+    "a token count under an unknown tag": (spelt("d903e81905dc"), "a tag"),
+    "an indefinite string as token count": (spelt("5f4205dcff"), "indefinite"),
+    "an indefinite array as token count": (spelt("9f1905dcff"), "indefinite"),
+    "keys out of order": (out_of_order, "out of order"),
+    "500 levels inside": (spelt("81" * 500 + "00"), "levels"),
+    "nested arrays": (lambda _: b"\x81" * 4000, "levels"),
+    "nested maps": (lambda _: b"\xa1\x00" * 2000, "not text"),
+    "nested tags": (lambda _: b"\xc1" * 4000, "a tag"),
+    "nested indefinite arrays": (lambda _: b"\x9f" * 4000, "indefinite"),
+    "another token count than its chunks": (spelt("19270f"), "chunks by its own layout"),
+}
+"""How a sound manifest is spoilt, and what the refusal says."""

@@ -31,6 +31,7 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.policy import TrustPolicy
 from tests.evil import (
     BROKEN_HANDSHAKES,
+    MALFORMED_MANIFESTS,
     EvilPeer,
     attacks,
     frame,
@@ -46,54 +47,9 @@ PROMPT = [*TOKENS, 5, 6, 7]
 A_KEY = PublisherKey(seed("a"))
 STRANGER = PublisherKey(seed("stranger"))
 
-N_TOKENS = bytes.fromhex("686e5f746f6b656e73 1905dc")
-"""The field n_tokens = 1500 of a manifest, as it is written."""
-
 
 def sealed(payload: bytes, key: PublisherKey = A_KEY) -> bytes:
     return seal(StatementType.MANIFEST, payload, key)
-
-
-def spelt(n_tokens: str) -> Callable[[bytes], bytes]:
-    """The manifest with its token count written in another way."""
-
-    def make(manifest: bytes) -> bytes:
-        assert N_TOKENS in manifest
-        return manifest.replace(N_TOKENS, N_TOKENS[:9] + bytes.fromhex(n_tokens), 1)
-
-    return make
-
-
-def twice(manifest: bytes) -> bytes:
-    """The token count a second time, with another meaning."""
-    head = bytes([manifest[0] + 1])
-    return head + manifest[1:].replace(N_TOKENS, N_TOKENS + N_TOKENS[:9] + bytes.fromhex("19270f"), 1)
-
-
-def out_of_order(manifest: bytes) -> bytes:
-    """Two whole fields of the map exchanged."""
-    first, _, rest = manifest.partition(N_TOKENS)
-    return first[:1] + N_TOKENS + first[1:] + rest
-
-
-MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "a key twice": (twice, "twice|out of order"),
-    "a trailing byte": (lambda manifest: manifest + b"\0", "bytes after"),
-    "an indefinite map": (lambda manifest: b"\xbf" + manifest[1:] + b"\xff", "indefinite"),
-    "a token count in too many bytes": (spelt("1a000005dc"), "more bytes than needed"),
-    "a token count as a float": (spelt("f965dc"), "a float"),
-    "a token count as a bignum": (spelt("c24205dc"), "a tag"),
-    "a token count under an unknown tag": (spelt("d903e81905dc"), "a tag"),
-    "an indefinite string as token count": (spelt("5f4205dcff"), "indefinite"),
-    "an indefinite array as token count": (spelt("9f1905dcff"), "indefinite"),
-    "keys out of order": (out_of_order, "out of order"),
-    "500 levels inside": (spelt("81" * 500 + "00"), "levels"),
-    "nested arrays": (lambda _: b"\x81" * 4000, "levels"),
-    "nested maps": (lambda _: b"\xa1\x00" * 2000, "not text"),
-    "nested tags": (lambda _: b"\xc1" * 4000, "a tag"),
-    "nested indefinite arrays": (lambda _: b"\x9f" * 4000, "indefinite"),
-    "another token count than its chunks": (spelt("19270f"), "chunks by its own layout"),
-}
 
 
 async def start_evil(nursery: trio.Nursery, evil: EvilPeer) -> str:
@@ -125,14 +81,14 @@ async def is_served_by(node: Node, honest: Node, record: ArtifactRecord) -> bool
     return (await node.fetch(record.hash)).record.complete
 
 
-@pytest.mark.parametrize("variant", MALFORMED)
+@pytest.mark.parametrize("variant", MALFORMED_MANIFESTS)
 async def test_a_malformed_manifest_from_a_peer_is_refused_with_the_reason(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, variant: str
 ) -> None:
     a = await start_node(world, nursery, tmp_path, "a")
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
     added = await a.add(TOKENS)
-    make, reason = MALFORMED[variant]
+    make, reason = MALFORMED_MANIFESTS[variant]
     # Signed by a trusted key, and under the hash of its own bytes: only its form is wrong.
     payload = make(open_manifest(added.record.envelope).manifest_bytes)
     wanted = artifact_hash_of(payload)

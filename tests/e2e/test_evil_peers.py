@@ -1,0 +1,142 @@
+"""A running node, in its own process on real sockets, among peers that break every rule."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvnet.errors import NetworkError
+from kvnet.format.hashes import artifact_hash_of, artifact_text
+from kvnet.network.interface import ByteStream
+from kvnet.network.libp2p.host import LibP2PNetwork
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.messages import GetManifest, Lookup
+from kvnet.store.disk import DiskStore
+from kvnet.trust.envelope import StatementType, open_manifest, seal
+from kvnet.trust.keys import publisher_text
+from kvnet.trust.namespace import encode_namespace_file
+from tests.e2e.conftest import Kvnet, Ran
+from tests.evil import MALFORMED_MANIFESTS, EvilPeer, attacks, frame, manifest_answer, open_session, send_and_wait
+from tests.unit.store.samples import FRIEND, MINE, OTHER, OWN, Sample, publish, sample
+
+pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
+
+SAMPLE = sample(range(1500), key=FRIEND)
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact in a file, made without any model."""
+    folder = tmp_path_factory.mktemp("container")
+    store = DiskStore.open(folder / "store", quota_bytes=1 << 30, min_free_bytes=0)
+    publish(store, SAMPLE)
+    store.export(SAMPLE.hash, folder / "sample.kva")
+    store.close()
+    return folder / "sample.kva"
+
+
+def prepare(kvnet: Kvnet, folder: Path) -> None:
+    """A member of the artifact's namespace that trusts its publisher."""
+    file = folder / f"{kvnet.data_dir.name}.kvns"
+    file.write_bytes(encode_namespace_file(MINE))
+    kvnet.json("namespace", "import", str(file))
+    kvnet.json("key", "trust", publisher_text(FRIEND.public))
+
+
+async def run(work: Callable[[], Ran]) -> Ran:
+    """A command beside the peers of this test."""
+    return await trio.to_thread.run_sync(work)
+
+
+async def test_a_node_stays_up_and_serves_honest_peers_whatever_others_send(
+    kvnet: Kvnet, other: Kvnet, container: Path, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    prepare(kvnet, tmp_path)
+    prepare(other, tmp_path)
+    kvnet.json("import", str(container))
+    started, process = await trio.to_thread.run_sync(kvnet.start)
+    address = started["addresses"][0]
+    evil = LibP2PNetwork(bytes(32), listen=["127.0.0.1:0"])
+    await nursery.start(evil.run)
+    peer = await evil.connect(address, timeout_s=10)
+    for kind, data in attacks():
+        await send_and_wait(evil, peer, kind, data, patience_s=0.2)
+        await evil.connect(address, timeout_s=10)
+    # Junk in a session that was opened as it should be, and questions from outside the namespace.
+    stream, machine = await open_session(evil, peer, (OTHER,))
+    assert machine.opened is not None
+    assert not machine.opened.slots
+    await stream.send_all(frame(Lookup(request_id=1, slot=0, keys=(bytes(32),))))
+    await stream.send_all(frame(GetManifest(request_id=2, slot=0, artifact=bytes(MINE.keyed_artifact(SAMPLE.hash)))))
+    with trio.fail_after(10):
+        answers = b""
+        while answers.count(b"unknown") < 1:
+            answers += await stream.receive_some(1 << 16)
+    assert b"manifest_reply" not in answers
+    assert answers.count(b"lookup_reply") == 1
+    await stream.send_all(encode_frame(b"\x9f" * 1000))
+    with trio.fail_after(10):
+        assert not await _receive_rest(stream)
+    silent = [await trio.open_tcp_stream("127.0.0.1", int(address.split("/")[4])) for _ in range(100)]
+    fetched = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address))
+    assert fetched.result["complete"] is True
+    for connection in silent:
+        await trio.aclose_forcefully(connection)
+    assert process.poll() is None
+    status = await run(lambda: kvnet("--json", "status"))
+    assert (status.result["running"], status.result["pid"]) == (True, process.pid)
+
+
+async def _receive_rest(stream: ByteStream) -> bytes:
+    """What still comes until the other side gives the stream up."""
+    received = b""
+    with suppress(NetworkError):
+        while piece := await stream.receive_some(1 << 16):
+            received += piece
+    return received
+
+
+async def test_a_bad_manifest_is_refused_with_the_reason_and_the_artifact_comes_from_an_honest_peer(
+    kvnet: Kvnet, other: Kvnet, container: Path, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    prepare(kvnet, tmp_path)
+    prepare(other, tmp_path)
+    kvnet.json("import", str(container))
+    honest, _ = await trio.to_thread.run_sync(kvnet.start)
+    _, process = await trio.to_thread.run_sync(other.start)
+    sound = open_manifest(SAMPLE.envelope).manifest_bytes
+    evil = EvilPeer(LibP2PNetwork(bytes(32), listen=["127.0.0.1:0"]), (MINE,), manifest_answer(b"x"))
+    await nursery.start(evil.network.run)
+    (address,) = evil.network.addresses()
+    for name in ("a key twice", "a trailing byte", "500 levels inside"):
+        make, reason = MALFORMED_MANIFESTS[name]
+        payload = make(sound)
+        evil.answer = manifest_answer(seal(StatementType.MANIFEST, payload, FRIEND))
+        wanted = artifact_text(artifact_hash_of(payload))
+        ran = await run(partial(other, "fetch", wanted, "--from", address))
+        assert (ran.code, ran.stdout) == (60, "")
+        assert any(part in ran.stderr for part in reason.split("|"))
+    for envelope in _forged(SAMPLE):
+        evil.answer = manifest_answer(envelope)
+        ran = await run(lambda: other("fetch", artifact_text(SAMPLE.hash), "--from", address))
+        assert (ran.code, ran.stdout) == (30, "")
+        assert "signature" in ran.stderr or "signed by" in ran.stderr
+    assert process.poll() is None
+    addresses = ("--from", address, "--from", honest["addresses"][0])
+    ran = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), *addresses))
+    assert ran.result["complete"] is True
+    assert [provided["peer"] for provided in ran.result["providers"]] == [honest["peer"]]
+
+
+def _forged(artifact: Sample) -> list[bytes]:
+    """Signed by another key than the manifest names; under another manifest's signature; not signed."""
+    payload = open_manifest(artifact.envelope).manifest_bytes
+    other = seal(StatementType.MANIFEST, b"another", FRIEND)
+    return [
+        seal(StatementType.MANIFEST, payload, OWN),
+        artifact.envelope[:-64] + other[-64:],
+        artifact.envelope[:-64] + bytes(64),
+    ]
