@@ -34,6 +34,9 @@ MIN_LOOKUP_S = 0.25
 MAX_LOOKUP_S = 3.0
 """Longest lookup deadline in seconds, the DHT included."""
 
+WORTH_ASKING_S = 0.02
+"""Less prefill than this is done sooner than anybody is asked."""
+
 LOOKUP_SHARE = 0.5
 """Share of the estimated prefill time that a lookup may take."""
 
@@ -155,11 +158,13 @@ class PrefixFinder:
             return search
         started_s = trio.current_time()
         left_s = (len(tokens) - held_tokens) / (prefill_tokens_s or ASSUMED_PREFILL_TOKENS_S)
+        if left_s < WORTH_ASKING_S:
+            return search
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
         prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, deadline_s, progress)
         for query in self._queries(info.fingerprint, tokens):
             candidates = await self._ask_all(query, held_tokens, deadline_s)
-            if not candidates:
+            if not candidates and self._sessions():
                 search.reasons.append("no peer has a longer prefix")
             for candidate in candidates[:MAX_CANDIDATES]:
                 fetched = await self._try(query, candidate, prompt, search)
