@@ -13,6 +13,7 @@ from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, 
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import PrefixKey
+from kvnet.format.limits import MAX_DERIVED_SPANS
 from kvnet.format.manifest import MANIFEST_VERSION, DerivedSpan, Manifest, encode_manifest
 from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
@@ -133,8 +134,10 @@ class Publisher:
         return None
 
     def _find_source(self, engine: Engine, request: AddRequest) -> PrefixHit | None:
-        """The longest usable stored prefix."""
+        """The longest usable stored prefix; none when naming everybody it comes from would not fit a manifest."""
         found = find_local(self._store, engine.info, self._identity, request.tokens, limit_tokens=len(request.tokens))
+        if len(derived_spans(found.hit, self._identity.signing_key().public)) > MAX_DERIVED_SPANS:
+            return None
         return found.hit
 
     def _draft(self, fingerprint: Fingerprint, request: AddRequest, source: PrefixHit | None) -> _Draft:

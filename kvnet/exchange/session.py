@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from kvnet.errors import KvnetError, NetworkError, PeerRefusedError, PeerUnreachableError, ProtocolViolationError
+from kvnet.errors import (
+    KvnetError,
+    NetworkError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    ProtocolViolationError,
+    UsageError,
+)
 from kvnet.network.interface import ByteStream
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import Refused, Reply, Request
@@ -196,7 +203,11 @@ class PeerSession:
         """
         if self.closed.is_set():
             raise PeerUnreachableError("expected an open control session, found one that has ended")
-        request_id = self._machine.request(request, trio.current_time())
+        try:
+            request_id = self._machine.request(request, trio.current_time())
+        except UsageError as error:
+            # Nobody has used anything wrongly: the peer leaves too many requests open, or the session ends right now.
+            raise PeerUnreachableError(str(error)) from error
         pending = self._pending[request_id] = _Pending(trio.Event())
         try:
             await self._flush()

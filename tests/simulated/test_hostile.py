@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from kvnet.errors import KvnetError, NotFoundError, TrustError
 from kvnet.format.hashes import ArtifactHash, artifact_hash_of
+from kvnet.format.manifest import DerivedSpan
 from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.ids import PeerId
@@ -41,6 +42,7 @@ from tests.evil import (
     send_and_wait,
 )
 from tests.simulated.nodes import MINE, OTHER, Node, identity, seed, start_node
+from tests.unit.store.samples import publish, sample
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
 PROMPT = [*TOKENS, 5, 6, 7]
@@ -415,3 +417,42 @@ async def test_a_peer_that_claims_more_than_it_has_gets_a_miss(
     answer = await b.generate(PROMPT)
     assert answer.reused_tokens == 0
     assert not b.store.artifacts()
+
+
+async def test_a_peer_that_answers_nothing_is_a_miss_however_much_is_asked(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    evil = EvilPeer(world.network("evil"), (MINE,), lambda _: None)
+    await b.exchange.connect(await start_evil(nursery, evil))
+    reasons: list[str] = []
+
+    async def look_for(number: int) -> None:
+        with pytest.raises(NotFoundError) as missed:
+            await b.exchange.fetcher.locate(ArtifactHash(bytes([number]) * 32))
+        reasons.append(str(missed.value))
+
+    async with trio.open_nursery() as asking:
+        for number in range(100):
+            asking.start_soon(look_for, number)
+    assert sum("at most 64 open requests" in reason for reason in reasons) == 36
+    assert await is_served_by(b, a, added.record)
+
+
+async def test_a_prefix_that_comes_from_more_publishers_than_a_manifest_can_name_is_computed_anew(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a", who=identity("a", trusts=["friend", "stranger"]))
+    friend = PublisherKey(seed("friend"))
+    fingerprint = a.engine.info.fingerprint
+    assert fingerprint is not None
+    sources = tuple(DerivedSpan(ArtifactHash(bytes([n]) * 32), STRANGER.public, 0, 0) for n in range(16))
+    for spans in (sources[:15], sources):
+        tokens = [len(spans), *TOKENS]
+        made = sample(tokens, key=friend, namespace=MINE, fingerprint=fingerprint, derived_from=spans)
+        publish(a.store, made)
+    assert len((await a.add([15, *TOKENS, 5])).record.manifest.derived_from) == 16
+    added = await a.add([16, *TOKENS, 5])
+    assert (added.reused_tokens, added.record.manifest.derived_from) == (0, ())

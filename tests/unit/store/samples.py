@@ -9,7 +9,7 @@ from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, 
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
 from kvnet.format.hashes import ArtifactHash, ChunkHash, PrefixKey, blake3_hash
-from kvnet.format.manifest import Manifest, artifact_of, encode_manifest
+from kvnet.format.manifest import DerivedSpan, Manifest, artifact_of, encode_manifest
 from kvnet.format.prefix import block_keys, tokens_to_bytes
 from kvnet.format.tensor import DType, LayerKind
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
@@ -69,6 +69,7 @@ def sample(
     fingerprint: Fingerprint = FINGERPRINT,
     created: int = 1_800_000_000,
     keys: Sequence[PrefixKey] | None = None,
+    derived_from: tuple[DerivedSpan, ...] = (),
 ) -> Sample:
     """An artifact of these tokens. Its tiles follow from the tokens up to their end, so equal prefixes share tiles."""
     plan = ChunkPlan(len(tokens), fingerprint.layers, layer_groups(fingerprint.layers), len(context))
@@ -90,7 +91,7 @@ def sample(
         last_prefix_key=own_keys[-1],
         producer=Producer("toy", "1", "cpu", "any", 256),
         continuation=(),
-        derived_from=(),
+        derived_from=derived_from,
         context_size_bytes=len(context),
         created=created,
         publisher=key.public,
