@@ -14,36 +14,15 @@ from kvnet.network.interface import ByteStream
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.messages import GetManifest, Lookup
-from kvnet.store.disk import DiskStore
 from kvnet.trust.envelope import StatementType, open_manifest, seal
-from kvnet.trust.keys import publisher_text
-from kvnet.trust.namespace import encode_namespace_file
 from tests.e2e.conftest import Kvnet, Ran
+from tests.e2e.prepared import prepare
 from tests.evil import MALFORMED_MANIFESTS, EvilPeer, attacks, frame, manifest_answer, open_session, send_and_wait
-from tests.unit.store.samples import FRIEND, MINE, OTHER, OWN, Sample, publish, sample
+from tests.unit.store.samples import FRIEND, MINE, OTHER, OWN, Sample, sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
 SAMPLE = sample(range(1500), key=FRIEND)
-
-
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact in a file, made without any model."""
-    folder = tmp_path_factory.mktemp("container")
-    store = DiskStore.open(folder / "store", quota_bytes=1 << 30, min_free_bytes=0)
-    publish(store, SAMPLE)
-    store.export(SAMPLE.hash, folder / "sample.kva")
-    store.close()
-    return folder / "sample.kva"
-
-
-def prepare(kvnet: Kvnet, folder: Path) -> None:
-    """A member of the artifact's namespace that trusts its publisher."""
-    file = folder / f"{kvnet.data_dir.name}.kvns"
-    file.write_bytes(encode_namespace_file(MINE))
-    kvnet.json("namespace", "import", str(file))
-    kvnet.json("key", "trust", publisher_text(FRIEND.public))
 
 
 async def run(work: Callable[[], Ran]) -> Ran:
@@ -52,11 +31,10 @@ async def run(work: Callable[[], Ran]) -> Ran:
 
 
 async def test_a_node_stays_up_and_serves_honest_peers_whatever_others_send(
-    kvnet: Kvnet, other: Kvnet, container: Path, tmp_path: Path, nursery: trio.Nursery
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    prepare(kvnet, tmp_path)
-    prepare(other, tmp_path)
-    kvnet.json("import", str(container))
+    prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)
+    prepare(other, tmp_path, trusts=FRIEND)
     started, process = await trio.to_thread.run_sync(kvnet.start)
     address = started["addresses"][0]
     evil = LibP2PNetwork(bytes(32), listen=["127.0.0.1:0"])
@@ -100,11 +78,10 @@ async def _receive_rest(stream: ByteStream) -> bytes:
 
 
 async def test_a_bad_manifest_is_refused_with_the_reason_and_the_artifact_comes_from_an_honest_peer(
-    kvnet: Kvnet, other: Kvnet, container: Path, tmp_path: Path, nursery: trio.Nursery
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    prepare(kvnet, tmp_path)
-    prepare(other, tmp_path)
-    kvnet.json("import", str(container))
+    prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)
+    prepare(other, tmp_path, trusts=FRIEND)
     honest, _ = await trio.to_thread.run_sync(kvnet.start)
     _, process = await trio.to_thread.run_sync(other.start)
     sound = open_manifest(SAMPLE.envelope).manifest_bytes
