@@ -248,8 +248,8 @@ def run_demo(plan: DemoPlan, say: Say) -> DemoResult:
     with two_sides(say) as (first, second, root):
         document, chat = root / "handbook.txt", root / "question.json"
         document.write_text(plan.document, encoding="utf-8")
-        chat.write_bytes(msgspec.json.encode(_messages(document, plan.question)))
-        publisher = _pair(first, second, root)
+        chat.write_bytes(msgspec.json.encode(chat_about(document, plan.question)))
+        publisher = pair(first, second, root)
         first.start()
         added = first.run(
             "add", str(document), "--name", "handbook", "--model", str(plan.model),
@@ -268,7 +268,7 @@ def run_demo(plan: DemoPlan, say: Say) -> DemoResult:
         return _result(plan, added, publisher, cold, peer, disk)
 
 
-def _pair(first: Side, second: Side, root: Path) -> str:
+def pair(first: Side, second: Side, root: Path) -> str:
     """Make B a member of A's namespace and have it trust A's key; returns A's publisher text."""
     secret = root / "mine.kvns"
     publisher = str(first.run("key", "show", shown="key show")["publisher"])
@@ -279,7 +279,7 @@ def _pair(first: Side, second: Side, root: Path) -> str:
     return publisher
 
 
-def _messages(document: Path, question: str) -> list[dict[str, str]]:
+def chat_about(document: Path, question: str) -> list[dict[str, str]]:
     """The chat B sends: the layout of the same document as ``add`` makes it, then the question."""
     from kvnet.exchange.source import lay_out
 
