@@ -17,7 +17,7 @@ def selftest(*, model: str | None = None, report: bool = False, context: Context
     def render(done: SelftestResult) -> str:
         items = [
             ("model", done.model),
-            ("result", "passed" if done.passed else "FAILED"),
+            ("result", f"{'passed' if done.passed else 'FAILED'}: {done.report.get('finding', '')}"),
             ("same text", "yes" if done.equal_text else "NO"),
             ("largest logit difference", f"{done.max_logit_difference:.3g}"),
             ("prefix", f"{format_count(done.prefix_tokens)} tokens"),

@@ -28,6 +28,7 @@ async def selftest(context: OperationContext, request: SelftestRequest) -> Selft
         restored_ttft_s=report.restored_ttft_s,
         prefix_tokens=report.n_tokens,
         report={
+            "finding": report.finding,
             "exact": report.exact,
             "export_s": report.export_s,
             "size_bytes": report.size_bytes,
