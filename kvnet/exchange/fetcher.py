@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from kvnet.errors import (
+    CompatibilityError,
     IntegrityError,
     MalformedError,
     NetworkError,
@@ -112,25 +113,26 @@ class ArtifactFetcher:
 
         Raises:
             TrustError: it exists, and the policy does not accept it, or nobody has it with a sound signature.
+            CompatibilityError: nobody has it in a form that this build can use.
             NotFoundError: nobody who was asked gave a manifest that holds; the reasons are in the message.
         """
         reasons: list[str] = []
-        forged: TrustError | None = None
+        refused: TrustError | CompatibilityError | None = None
         for session in self._sessions():
             for namespace, slot in session.slots.items():
                 try:
                     signed = await self.manifest(session, slot, namespace, artifact)
                 except PeerRefusedError as error:
                     reasons.append(error.reason)
-                except TrustError as error:
-                    forged = forged or error
+                except (TrustError, CompatibilityError) as error:
+                    refused = refused or error
                 except (NetworkError, MalformedError, IntegrityError) as error:
                     reasons.append(str(error))
                 else:
                     self.require_accepted(signed)
                     return Located(signed, namespace, session)
-        if forged is not None:
-            raise forged
+        if refused is not None:
+            raise refused
         raise NotFoundError(_nobody(reasons), hint="`kvnet peers` shows who is reachable; `--from ADDR` names a peer.")
 
     async def manifest(

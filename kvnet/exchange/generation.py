@@ -5,7 +5,7 @@ hash, state the model does not take - ends in plain local prefill, and the answe
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import trio
@@ -163,10 +163,18 @@ class Generator:
             except (IntegrityError, CompatibilityError, StoreError, EngineError) as error:
                 if emitted:
                     raise
+                if isinstance(error, IntegrityError):
+                    await self._set_aside_damage(found)
                 found = _Reuse(rejected=(*found.rejected, Rejected(_artifact_of(found), "restore_failed", str(error))))
         async with aclosing(self._run(engine, tokens, found, max_tokens, clock)) as events:
             async for event in events:
                 yield event
+
+    async def _set_aside_damage(self, found: _Reuse) -> None:
+        """The engine read bytes that do not match: those chunks count as not held from now on, and can come again."""
+        if found.hit is not None:
+            with suppress(StoreError):
+                await self._lane.run(self._store.verify, found.hit.artifact)
 
     async def _find(self, engine: Engine, tokens: Sequence[int]) -> _Reuse:
         """The longest prefix here; or, when peers have a longer one that they deliver in time, theirs."""

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from kvnet.engine.interface import Engine, Exported, ExportRequest, WrittenChunk
-from kvnet.errors import CompatibilityError, EngineError, StoreError
+from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.reuse import PrefixHit, Rejected, find_local, judge, restore_plan
@@ -109,6 +109,14 @@ class Publisher:
             if request.pinned:
                 await self._lane.run(self._store.pin, existing.hash)
             return Added(existing, len(request.tokens), 0, 0.0, 0, existed=True)
+        source = await self._lane.run(self._find_source, engine, request)
+        try:
+            return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
+        except IntegrityError:
+            if source is None:
+                raise
+            # What was to be extended is damaged. Once it is read through, its bad chunks count as not held.
+            await self._lane.run(self._store.verify, source.artifact)
         source = await self._lane.run(self._find_source, engine, request)
         return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan
+from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.exchange.identity import Identity
 from kvnet.format.chunks import ChunkKind
 from kvnet.format.fingerprint import Comparison, Fingerprint, Verdict, compare
@@ -111,7 +112,13 @@ def find_local(
         if isinstance(verdict, Rejected):
             rejected.append(verdict)
             continue
-        shared = min(common_prefix(store.tokens_of(artifact), tokens), limit_tokens)
+        try:
+            own_tokens = store.tokens_of(artifact)
+        except (NotInStoreError, IntegrityError) as error:
+            # Damage to one artifact hides no other; the chunk counts as not held from now on.
+            rejected.append(Rejected(artifact, "damaged", str(error)))
+            continue
+        shared = min(common_prefix(own_tokens, tokens), limit_tokens)
         held = held_tokens(store, record, shared)
         if held > 0 and (best is None or held > best.n_tokens):
             best = PrefixHit(record, held, verdict)
