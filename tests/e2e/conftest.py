@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import sysconfig
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ class Kvnet:
             env=self.environment,
         )
         self._nodes.append(process)
+        # Whoever asks a node to stop waits until its process is gone; nobody else here would collect its exit code.
+        threading.Thread(target=process.wait, daemon=True).start()
         return process
 
     def start(self, *arguments: str) -> tuple[dict[str, Any], subprocess.Popen[str]]:

@@ -63,7 +63,7 @@ async def test_a_node_stays_up_and_serves_honest_peers_whatever_others_send(
     assert fetched.result["complete"] is True
     for connection in silent:
         await trio.aclose_forcefully(connection)
-    assert process.poll() is None
+    assert process.returncode is None
     status = await run(lambda: kvnet("--json", "status"))
     assert (status.result["running"], status.result["pid"]) == (True, process.pid)
 
@@ -101,7 +101,7 @@ async def test_a_bad_manifest_is_refused_with_the_reason_and_the_artifact_comes_
         ran = await run(lambda: other("fetch", artifact_text(SAMPLE.hash), "--from", address))
         assert (ran.code, ran.stdout) == (30, "")
         assert "signature" in ran.stderr or "signed by" in ran.stderr
-    assert process.poll() is None
+    assert process.returncode is None
     addresses = ("--from", address, "--from", honest["addresses"][0])
     ran = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), *addresses))
     assert ran.result["complete"] is True
