@@ -84,6 +84,10 @@ class Announcer:
                     continue
                 # The machine's clock may say "now" while nothing can be sent yet: at least one turn of the loop passes.
                 await trio.lowlevel.checkpoint()
+                if self._network.routing_peers() == 0:
+                    # Nobody to tell is no failure: what is due waits for the first peer.
+                    await trio.sleep(ROUTING_POLL_S)
+                    continue
                 now = trio.current_time()
                 key = self._machine.next_key(now)
                 if key is not None:
@@ -97,9 +101,6 @@ class Announcer:
             self._machine.announced(reported, n_peers, trio.current_time())
             self._wake()
 
-        if self._network.routing_peers() == 0:
-            report(key, 0)
-            return
         try:
             await self._network.provide(key, report=report)
         except NetworkError:

@@ -20,7 +20,7 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
-from kvnet.format.prefix import block_keys, checkpoints, common_prefix
+from kvnet.format.prefix import BLOCK_TOKENS, block_keys, checkpoints, common_prefix
 from kvnet.network.dialing import connect_any
 from kvnet.network.interface import Network, ProviderHint
 from kvnet.protocol.ids import PeerId
@@ -164,8 +164,8 @@ class PrefixFinder:
         prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, deadline_s, progress)
         for query in self._queries(info.fingerprint, tokens):
             candidates = await self._ask_all(query, held_tokens, deadline_s)
-            if not candidates and self._sessions():
-                search.reasons.append("no peer has a longer prefix")
+            if not candidates and self._sessions() and len(tokens) - held_tokens > BLOCK_TOKENS:
+                search.reasons.append("no peer offers a longer prefix")
             for candidate in candidates[:MAX_CANDIDATES]:
                 fetched = await self._try(query, candidate, prompt, search)
                 if fetched is not None:

@@ -20,7 +20,14 @@ from kvnet.engine.interface import (
     RestorePlan,
     TextDelta,
 )
-from kvnet.errors import CompatibilityError, EngineCrashedError, EngineError, IntegrityError, StoreError
+from kvnet.errors import (
+    CompatibilityError,
+    EngineCrashedError,
+    EngineError,
+    IntegrityError,
+    KvnetError,
+    StoreError,
+)
 from kvnet.exchange.events import PrefixFetched
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
@@ -94,6 +101,9 @@ class Answer:
     rejected: tuple[Rejected, ...] = ()
 
 
+REUSE_ATTEMPTS = 2
+"""Restores that are tried: a second one when the first found damaged chunks, which may have come again from a peer."""
+
 AnswerEvent = PrefillProgress | TextDelta | Answer
 
 
@@ -147,10 +157,11 @@ class Generator:
         Raises:
             EngineError: the engine cannot answer, with or without reuse.
         """
-        started_s = trio.current_time()
+        clock = _Clock(trio.current_time())
         found = await self._find(engine, tokens) if reuse else _Reuse()
-        clock = _Clock(started_s)
-        if found.plan is not None:
+        for _ in range(REUSE_ATTEMPTS):
+            if found.plan is None:
+                break
             emitted = False
             try:
                 async with aclosing(self._run(engine, tokens, found, max_tokens, clock)) as events:
@@ -163,12 +174,21 @@ class Generator:
             except (IntegrityError, CompatibilityError, StoreError, EngineError) as error:
                 if emitted:
                     raise
-                if isinstance(error, IntegrityError):
-                    await self._set_aside_damage(found)
-                found = _Reuse(rejected=(*found.rejected, Rejected(_artifact_of(found), "restore_failed", str(error))))
+                found = await self._after_failure(engine, tokens, found, error)
+        found = _Reuse(rejected=found.rejected)
         async with aclosing(self._run(engine, tokens, found, max_tokens, clock)) as events:
             async for event in events:
                 yield event
+
+    async def _after_failure(self, engine: Engine, tokens: Sequence[int], found: _Reuse, error: KvnetError) -> _Reuse:
+        """What to try next: after damage, whatever is left here or comes from peers; after anything else, nothing."""
+        rejected = (*found.rejected, Rejected(_artifact_of(found), "restore_failed", str(error)))
+        if not isinstance(error, IntegrityError):
+            return _Reuse(rejected=rejected)
+        await self._set_aside_damage(found)
+        again = await self._find(engine, tokens)
+        again.rejected = (*rejected, *again.rejected)
+        return again
 
     async def _set_aside_damage(self, found: _Reuse) -> None:
         """The engine read bytes that do not match: those chunks count as not held from now on, and can come again."""
