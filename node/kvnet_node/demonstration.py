@@ -21,7 +21,6 @@ from kvnet.engine.gguf_source import DEMO_MODEL_NAME, DEMO_REQUIREMENT, find_dem
 from kvnet.errors import EngineError, UsageError
 from kvnet_node.events import Progress
 from kvnet_node.failures import Failure, error_of
-from kvnet_node.paths import default_cache_dir
 
 DEMO_QUESTION = "Which telescope works through cloud, and what must nobody use between sunset and sunrise?"
 ANSWER_TOKENS = 48
@@ -333,9 +332,9 @@ def demo_model(on_progress: Callable[[Progress], None]) -> Path:
     Raises:
         UsageError: the wheel with the model is not installed; the message holds the one command.
     """
-    from kvnet_node.models import import_model
+    from kvnet_node.models import demo_models_dir, import_model
 
-    folder = default_cache_dir() / "models" / f"{DEMO_MODEL_NAME}-float32"
+    folder = demo_models_dir() / f"{DEMO_MODEL_NAME}-float32"
     gguf = find_demo_gguf()
     if gguf is None:
         raise UsageError(f"the demo's model is not installed; this one command installs it:\n  {install_command()}")

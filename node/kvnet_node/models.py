@@ -9,11 +9,18 @@ from kvnet.engine.models import ModelEntry, scan_models
 from kvnet.errors import EngineError
 from kvnet_node.config import Config
 from kvnet_node.events import Progress
+from kvnet_node.paths import default_cache_dir
 
 
 def models_here(config: Config, data_dir: Path) -> list[ModelEntry]:
-    """Every model on this machine that this configuration looks at."""
-    return scan_models([Path(path).expanduser() for path in config.model_paths], data_dir=data_dir)
+    """Every model on this machine that this configuration looks at, the one the demo imported included."""
+    configured = [Path(path).expanduser() for path in config.model_paths]
+    return scan_models([*configured, demo_models_dir()], data_dir=data_dir)
+
+
+def demo_models_dir() -> Path:
+    """Where ``kvnet demo`` keeps the model it imports."""
+    return default_cache_dir() / "models"
 
 
 def import_model(gguf: Path, folder: Path, *, dtype: str, on_progress: Callable[[Progress], None]) -> ImportResult:

@@ -58,7 +58,8 @@ async def rebuild(ctx: OperationContext, request: r.RebuildRequest) -> r.Rebuild
     """Make the index anew from the packs."""
     services = ctx.services
     started_s = time.monotonic()
-    rebuilt = await services.lane.run(services.store.rebuild, services.identity.keys_of)
+    # Which chunks are damaged is known to the old index alone, so all of them are hashed for the new one.
+    rebuilt = await services.lane.run(services.store.rebuild, services.identity.keys_of, verify_chunks=True)
     return r.RebuildResult(
         artifacts=rebuilt.artifacts,
         chunks=rebuilt.chunks,

@@ -42,6 +42,7 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     started_s = trio.current_time()
     held = await services.lane.run(services.store.get, ticket.artifact)
     if held is not None and held.complete:
+        services.identity.judge(held.manifest)
         return await _finish(ctx, request, held, None, started_s)
     await _reach(ctx, services.node, [*request.addresses, *ticket.addresses])
     located = await _locate(ctx, services.node, ticket.artifact)

@@ -45,6 +45,8 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     ) as engine:
         context = document_context(layout.text, _template_inputs(newest))
         tokens = await engine.context_tokens(context.messages, context.template_inputs)
+        if services.node is not None and not request.dry_run:
+            await _fetch_beginning(ctx, engine, tokens)
         plan = await _announce_plan(ctx, engine, request, layout, tokens)
         if request.dry_run:
             return plan
@@ -122,6 +124,24 @@ def _template_inputs(newest: NamedVersion | None) -> Mapping[str, str]:
     if newest is not None:
         return decode_context(newest.context).template_inputs
     return frozen_template_inputs(_today())
+
+
+async def _fetch_beginning(ctx: OperationContext, engine: Engine, tokens: Sequence[int]) -> None:
+    """What a peer has computed of the same text is fetched and extended; the artifact names it in ``derived_from``."""
+    services = ctx.services
+    found = await services.lane.run(
+        find_local, services.store, engine.info, services.identity, tokens, limit_tokens=len(tokens)
+    )
+    held = found.hit.n_tokens if found.hit is not None else 0
+    fetched = await _PeerSearch(ctx)(engine, tokens, held) if held < len(tokens) else None
+    if fetched is not None:
+        ctx.note(
+            f"{fetched.n_tokens:,} tokens came from peer {peer_text(fetched.peer)}"
+            if fetched.peer
+            else f"{fetched.n_tokens:,} tokens were held in part already",
+            fetched_tokens=fetched.n_tokens,
+            fetched_bytes=fetched.n_bytes,
+        )
 
 
 async def _announce_plan(
