@@ -16,6 +16,7 @@ from kvnet.store.lock import DataDirLock
 from kvnet_node.control import OnEvent, control_socket, serve_control
 from kvnet_node.failures import leaf_of
 from kvnet_node.logs import configure_logs
+from kvnet_node.open_files import raise_open_files_limit
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.registry import operation
 from kvnet_node.operations.requests import Result
@@ -45,6 +46,7 @@ def run_node(settings: "Settings", output: Output) -> int:
     lock.acquire()
     try:
         configure_logs(settings.paths.log_file, verbose=output.verbose)
+        raise_open_files_limit()
         trio.run(_serve, settings, output, lock, strict_exception_groups=True)
     finally:
         lock.release()
