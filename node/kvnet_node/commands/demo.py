@@ -31,7 +31,7 @@ def demo(
         context.output.message(plan.note)
     result = demonstration.run_demo(plan, context.output.message)
     context.output.result(result, _render)
-    context.output.message(f"the model is {plan.model.name} in kvnet model list: kvnet selftest --model {plan.model.name}")
+    context.output.message(f"try the model on your own files: kvnet add PATH --name NAME --model {plan.model.name}")
     missing = demonstration.failures(result)
     for failure in missing:
         context.output.warning(failure)
