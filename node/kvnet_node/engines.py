@@ -12,7 +12,7 @@ import trio
 from kvnet.engine.interface import Engine, OpenEngine
 from kvnet.engine.models import ModelEntry, choose_model
 from kvnet_node.config import Config
-from kvnet_node.models import models_here
+from kvnet_node.models import demo_models_dir, models_here
 from kvnet_node.paths import DataPaths
 
 if TYPE_CHECKING:
@@ -64,11 +64,17 @@ class EngineShelf:
     async def choose(self, model: str | None) -> ModelEntry:
         """The model to use: the one named, else the default, else the only shareable one.
 
+        The demo's model is nobody's choice beside one of their own.
+
         Raises:
             UnknownModelError: none of these gives exactly one.
         """
         entries = await trio.to_thread.run_sync(self.models)
-        return choose_model(model, self._config.model_default or None, entries)
+        default = self._config.model_default or None
+        own = [entry for entry in entries if entry.path.parent != demo_models_dir()]
+        if not model and not default and any(entry.shareable for entry in own):
+            entries = own
+        return choose_model(model, default, entries)
 
     @property
     def digest_cache(self) -> Path:

@@ -37,6 +37,7 @@ async def shelf(
 ) -> AsyncIterator[EngineShelf]:
     monkeypatch.setenv("HOME", str(data_dir))
     monkeypatch.setenv("HF_HOME", str(data_dir / "hf"))
+    monkeypatch.setenv("KVNET_CACHE_DIR", str(data_dir / "cache"))
     config = load_config(data_dir, environment=environment or {})
     engines = EngineShelf(config, DataPaths(data_dir), open_toy_engine)
     async with trio.open_nursery() as nursery:
@@ -62,6 +63,17 @@ async def test_of_several_models_the_default_is_used(tmp_path: Path, monkeypatch
         assert "two" in raised.value.hint
     async with shelf(tmp_path, monkeypatch, {"KVNET_MODEL_DEFAULT": "two"}) as engines, engines.use(None) as engine:
         assert engine.info.name == "two"
+
+
+async def test_the_demos_model_is_chosen_only_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "cache", "demo")
+    async with shelf(tmp_path, monkeypatch) as engines:
+        assert (await engines.choose(None)).name == "demo"
+        make_model(tmp_path, "own")
+        assert (await engines.choose(None)).name == "own"
+        assert (await engines.choose("demo")).name == "demo"
 
 
 async def test_an_engine_stays_loaded_for_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
