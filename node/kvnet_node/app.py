@@ -36,7 +36,7 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ("verify", "artifacts:verify", "Re-hash what is held."),
     ("pin", "artifacts:pin", "Keep an artifact whatever the quota says."),
     ("unpin", "artifacts:unpin", "Let an artifact be removed when room is needed."),
-    ("rm", "artifacts:remove", "Remove an artifact and the names that mean it."),
+    ("rm", "artifacts:remove", "Remove a version of a name, or an artifact and all its names."),
     ("gc", "artifacts:collect_garbage", "Remove what is not pinned until the quota is kept."),
     ("export", "containers:export", "Write an artifact to a .kva file."),
     ("import", "containers:import_container", "Take in an artifact from a .kva file."),

@@ -129,17 +129,28 @@ def unpin(artifact: str, /, *, context: Context) -> None:
 
 
 def remove(artifact: str, /, *, context: Context) -> None:
-    """Remove an artifact and the names that mean it.
+    """Remove a version of a name, and its artifact with the last name; or an artifact and all its names.
 
     Args:
-        artifact: full or short hash, NAME or NAME@VERSION.
+        artifact: NAME (its newest version) or NAME@VERSION; or a full or short hash.
     """
+    context.output.result(context.run("rm", ArtifactRequest(artifact), RemoveResult), render_removed)
 
-    def render(removed: RemoveResult) -> str:
-        names = f" ({', '.join(removed.names)})" if removed.names else ""
-        return f"removed {removed.artifact}{names}, freed {format_bytes(removed.freed_bytes)}"
 
-    context.output.result(context.run("rm", ArtifactRequest(artifact), RemoveResult), render)
+def render_removed(result: RemoveResult) -> str:
+    """What is gone, and what is not."""
+    gone = ", ".join(result.names)
+    if result.removed:
+        line = f"removed {f'{gone} and its artifact ' if gone else ''}{result.artifact}"
+        lines = [f"{line}, freed {format_bytes(result.freed_bytes)}"]
+    elif result.kept_by:
+        lines = [f"removed the name {gone}; its artifact stays, as {', '.join(result.kept_by)}"]
+    else:
+        lines = [f"removed the name {gone}; its artifact was not here any more"]
+    if result.remaining:
+        verb = "remains" if len(result.remaining) == 1 else "remain"
+        lines.append(f"{', '.join(result.remaining)} {verb}")
+    return "\n".join(lines)
 
 
 def collect_garbage(*, all_: Annotated[bool, Parameter(name="--all")] = False, context: Context) -> None:

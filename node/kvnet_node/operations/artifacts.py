@@ -2,13 +2,13 @@
 
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
-from kvnet.store.interface import ArtifactRecord
-from kvnet.store.names import NamedVersion
+from kvnet.store.interface import ArtifactRecord, Store
+from kvnet.store.names import NameBook, NamedVersion
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.targets import held_artifact, resolve_target
+from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.wiring import Services
 
 
@@ -170,19 +170,30 @@ async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResul
 
 
 async def remove(ctx: OperationContext, request: r.ArtifactRequest) -> r.RemoveResult:
-    """Remove an artifact, and every name that means it."""
+    """Remove what a text means: a name's version, and its artifact with the last name; or a hash, with its names."""
     services = ctx.services
-    artifact = await resolve_target(services, request.target)
-    if services.node is not None:
-        services.node.removed(artifact)
-    names, freed = await services.lane.run(_remove, services, artifact)
-    return r.RemoveResult(artifact_text(artifact), names, freed)
+    meant = await resolve_version(services, request.target)
+    result = await services.lane.run(remove_meant, services.store, services.names, meant)
+    if result.removed and services.node is not None:
+        services.node.removed(meant.artifact if isinstance(meant, NamedVersion) else meant)
+    return result
 
 
-def _remove(services: Services, artifact: ArtifactHash) -> tuple[list[str], int]:
-    """In the reverse order of making: the names first, then the artifact. Blocking."""
-    names = services.names.forget(artifact)
-    return names, services.store.remove(artifact)
+def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHash) -> r.RemoveResult:
+    """Remove in the reverse order of making: the names first, then the artifact. Blocking."""
+    if isinstance(meant, NamedVersion):
+        artifact = meant.artifact
+        gone = names.remove(meant.name, meant.version)
+        left = names.by_artifact()
+        kept_by = [version.text for version in left.get(artifact, [])]
+        remaining = [each.text for versions in left.values() for each in versions if each.name == meant.name]
+    else:
+        artifact = meant
+        gone, kept_by, remaining = names.forget(artifact), [], []
+    # What a name means may have been removed before; a hash means what is held.
+    doomed = not kept_by and (not gone or store.get(artifact) is not None)
+    freed = store.remove(artifact) if doomed else 0
+    return r.RemoveResult(artifact_text(artifact), gone, freed, doomed, kept_by, remaining)
 
 
 async def collect_garbage(ctx: OperationContext, request: r.CollectRequest) -> r.CollectResult:

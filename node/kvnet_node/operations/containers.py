@@ -8,7 +8,7 @@ from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.trust.keys import publisher_text
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.fetching import name_artifact
+from kvnet_node.operations.fetching import name_artifact, note_version
 from kvnet_node.operations.targets import held_artifact
 from kvnet_node.wiring import Services
 
@@ -40,7 +40,7 @@ async def import_container(ctx: OperationContext, request: r.ImportRequest) -> r
         pinned=True,
     )
     if request.name is not None:
-        await services.lane.run(name_artifact, ctx, request.name, record)
+        note_version(ctx, *await services.lane.run(name_artifact, services, request.name, record))
     if services.node is not None:
         tokens = await services.lane.run(services.store.tokens_of, record.hash)
         services.node.published(record, services.identity.keys_of(record.manifest, tokens))

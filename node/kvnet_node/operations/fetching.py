@@ -15,9 +15,11 @@ from kvnet.format.ticket import parse_ticket
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.store.interface import ArtifactRecord
+from kvnet.store.names import NamedVersion
 from kvnet.trust.keys import publisher_text
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.wiring import Services
 
 BOOTSTRAP_WAIT_S = 3.0
 """How long a short-lived node waits for its bootstrap peers before it asks whoever is there."""
@@ -93,7 +95,7 @@ async def _finish(
 ) -> r.FetchResult:
     services = ctx.services
     if request.name is not None:
-        await services.lane.run(name_artifact, ctx, request.name, record)
+        note_version(ctx, *await services.lane.run(name_artifact, services, request.name, record))
     providers = [
         r.Provided(peer_text(peer), _address_of(services.node, peer), each.n_bytes, each.n_chunks)
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
@@ -121,20 +123,24 @@ def _address_of(node: ExchangeNode | None, peer: PeerId) -> str:
     return ""
 
 
-def name_artifact(ctx: OperationContext, name: str, record: ArtifactRecord) -> None:
-    """Make a fetched artifact a named context here; names are local to a data directory."""
-    context = ctx.services.store.context_of(record.hash)
+def name_artifact(services: Services, name: str, record: ArtifactRecord) -> tuple[NamedVersion, NamedVersion | None]:
+    """Make a fetched artifact a named context here; names are local to a data directory. Blocking.
+
+    Returns:
+        The version it is now, and the newest one before.
+    """
+    context = services.store.context_of(record.hash)
     if not context:
         raise UsageError(
             f"the artifact {artifact_text(record.hash)} carries no messages, so it cannot be a named context",
             hint="leave --name out; kvnet generate reuses it all the same",
         )
     decode_context(context)
-    ctx.services.store.pin(record.hash)
-    newest = ctx.services.names.newest(name)
+    services.store.pin(record.hash)
+    newest = services.names.newest(name)
     if newest is not None and newest.artifact == record.hash:
-        return
-    ctx.services.names.add(
+        return newest, newest
+    added = services.names.add(
         name,
         artifact=record.hash,
         model="",
@@ -143,3 +149,10 @@ def name_artifact(ctx: OperationContext, name: str, record: ArtifactRecord) -> N
         file_order=(),
         created_s=int(dt.datetime.now(tz=dt.UTC).timestamp()),
     )
+    return added, newest
+
+
+def note_version(ctx: OperationContext, version: NamedVersion, before: NamedVersion | None) -> None:
+    """Say which version a name means now, when it meant another one before."""
+    if before is not None and before.version != version.version:
+        ctx.note(f"{version.text} now; {before.text} remains", version=version.text, remaining=before.text)

@@ -330,11 +330,23 @@ class PinResult(Result, frozen=True, tag="pin"):
 
 
 class RemoveResult(Result, frozen=True, tag="rm"):
-    """An artifact, and the names that meant it, are gone."""
+    """What ``rm`` removed.
+
+    Attributes:
+        artifact: artifact hash text of what was named.
+        names: each NAME@VERSION that is gone.
+        freed_bytes: bytes freed in the store.
+        removed: the artifact itself is gone; False while another name means it.
+        kept_by: each NAME@VERSION that still means the artifact.
+        remaining: other versions of the same name, each NAME@VERSION, the oldest first.
+    """
 
     artifact: str
     names: list[str]
     freed_bytes: int
+    removed: bool = True
+    kept_by: list[str] = []
+    remaining: list[str] = []
 
 
 class CollectRequest(Request, frozen=True):

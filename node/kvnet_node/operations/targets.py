@@ -3,8 +3,9 @@
 import re
 
 from kvnet.errors import NotInStoreError, UnknownNameError, UsageError
-from kvnet.format.hashes import ARTIFACT_PREFIX, ArtifactHash, looks_like_hash
+from kvnet.format.hashes import ARTIFACT_PREFIX, SHORT_CHARACTERS, ArtifactHash, looks_like_hash
 from kvnet.store.interface import ArtifactRecord
+from kvnet.store.names import NamedVersion
 from kvnet_node.wiring import Services
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(?:@[1-9][0-9]{0,8})?")
@@ -19,10 +20,16 @@ async def resolve_target(services: Services, text: str) -> ArtifactHash:
         AmbiguousHashError: a short hash that fits several artifacts.
         NotInStoreError: a hash of nothing that is held here.
     """
+    meant = await resolve_version(services, text)
+    return meant.artifact if isinstance(meant, NamedVersion) else meant
+
+
+async def resolve_version(services: Services, text: str) -> NamedVersion | ArtifactHash:
+    """The version of a name, or the artifact of a hash, that a text means; raises as ``resolve_target``."""
     is_hash = looks_like_hash(text)
     if _NAME.fullmatch(text) and not text.startswith(ARTIFACT_PREFIX):
         try:
-            return (await services.lane.run(services.names.resolve, text)).artifact
+            return await services.lane.run(services.names.resolve, text)
         except UnknownNameError:
             if not is_hash:
                 raise
@@ -33,7 +40,8 @@ async def resolve_target(services: Services, text: str) -> ArtifactHash:
             raise
     if not is_hash:
         raise UsageError(
-            f"expected a name, or an artifact hash or at least 8 characters of one, found {text[:80]!r}",
+            f"expected a name or an artifact hash: `{ARTIFACT_PREFIX}` and at least {SHORT_CHARACTERS} more "
+            f"characters, or {SHORT_CHARACTERS} or more characters of the part after it; found {text[:80]!r}",
             hint="kvnet list shows names and hashes",
         )
     return await services.lane.run(services.store.resolve, text)

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from kvnet.errors import NotInStoreError
+from kvnet.format.hashes import artifact_text
+from kvnet.store.memory import MemoryStore
+from kvnet.store.names import NameBook, NamedVersion
+from kvnet_node.commands.artifacts import render_removed
+from kvnet_node.operations.artifacts import remove_meant
+from tests.unit.store.samples import Sample, publish, sample
+
+OLD, NEW = sample(range(300)), sample(range(600))
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> NameBook:
+    return NameBook(tmp_path / "names")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    for artifact in (OLD, NEW):
+        publish(store, artifact, pinned=True)
+    return store
+
+
+def name(names: NameBook, text: str, artifact: Sample) -> NamedVersion:
+    return names.add(
+        text,
+        artifact=artifact.hash,
+        model="",
+        fingerprint=artifact.manifest.fingerprint.hash,
+        context=b"",
+        file_order=(),
+        created_s=0,
+    )
+
+
+def test_removing_a_name_removes_its_newest_version_and_names_what_remains(store: MemoryStore, names: NameBook) -> None:
+    name(names, "docs", OLD)
+    result = remove_meant(store, names, name(names, "docs", NEW))
+    assert (result.names, result.removed, result.remaining) == (["docs@2"], True, ["docs@1"])
+    assert store.get(NEW.hash) is None
+    assert store.get(OLD.hash) is not None
+    assert names.resolve("docs").version == 1
+    assert "docs@1 remains" in render_removed(result)
+
+
+def test_an_artifact_stays_while_another_name_means_it(store: MemoryStore, names: NameBook) -> None:
+    mine, theirs = name(names, "mine", NEW), name(names, "theirs", NEW)
+    result = remove_meant(store, names, mine)
+    assert (result.names, result.removed, result.kept_by, result.freed_bytes) == (["mine@1"], False, ["theirs@1"], 0)
+    assert render_removed(result) == "removed the name mine@1; its artifact stays, as theirs@1"
+    assert store.get(NEW.hash) is not None
+    assert remove_meant(store, names, theirs).removed
+    assert store.get(NEW.hash) is None
+
+
+def test_a_hash_removes_the_artifact_and_all_its_names(store: MemoryStore, names: NameBook) -> None:
+    name(names, "mine", NEW), name(names, "theirs", NEW), name(names, "docs", OLD)
+    result = remove_meant(store, names, NEW.hash)
+    assert (sorted(result.names), result.removed) == (["mine@1", "theirs@1"], True)
+    assert names.names() == ["docs"]
+    assert artifact_text(NEW.hash) in render_removed(result)
+
+
+def test_a_name_whose_artifact_is_gone_can_be_removed(store: MemoryStore, names: NameBook) -> None:
+    version = name(names, "docs", NEW)
+    store.remove(NEW.hash)
+    result = remove_meant(store, names, version)
+    assert (result.names, result.removed) == (["docs@1"], False)
+    assert "not here any more" in render_removed(result)
+
+
+def test_a_hash_of_nothing_held_is_not_in_the_store(store: MemoryStore, names: NameBook) -> None:
+    store.remove(NEW.hash)
+    with pytest.raises(NotInStoreError):
+        remove_meant(store, names, NEW.hash)
