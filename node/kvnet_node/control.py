@@ -6,6 +6,7 @@ error. An asker that goes away cancels its operation.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import socket as stdlib_socket
@@ -35,6 +36,7 @@ SEND_LIMIT_S = 10.0
 """An asker that does not read its events for this long has gone away."""
 
 _LENGTH = struct.Struct(">I")
+_log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
 
@@ -222,8 +224,10 @@ async def _answer(stream: trio.SocketStream, handler: Handler) -> None:
                 reply = await _run_call(stream, frames, data, handler)
                 if reply is not None:
                     await send_frame(stream, reply)
-    except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolViolationError):
-        return  # the asker went away, or is no kvnet
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolViolationError):
+        pass  # the asker went away, or is no kvnet
+    except* Exception as failures:  # noqa: BLE001 - the line that keeps a bug in answering from ending the node
+        _log.error("an answer on the control socket failed; its connection is closed", exc_info=failures)
 
 
 async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes, handler: Handler) -> Reply | None:
@@ -233,7 +237,7 @@ async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes,
     try:
         call = msgspec.json.decode(data, type=Call)
         _check_version(call)
-    except (msgspec.MsgspecError, KvnetError) as error:
+    except (msgspec.MsgspecError, RecursionError, KvnetError) as error:
         return Reply(error=failure_of(_as_kvnet_error(error)))
     async with trio.open_nursery() as nursery:
 

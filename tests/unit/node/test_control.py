@@ -259,3 +259,28 @@ async def test_junk_does_not_disturb_others(tmp_path: Path) -> None:
             async with await connected(path) as stream:
                 await stream.send_all(junk)
         assert await call_node(await connected(path), "x", Question("y"), lambda _: None)
+
+
+@pytest.mark.parametrize("inside", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000])
+async def test_a_request_nested_without_end_is_refused_and_the_node_goes_on(tmp_path: Path, inside: bytes) -> None:
+    async with served(tmp_path, echo) as path:
+        data = b'{"control_version":1,"kvnet_version":"x","operation":"list","request":' + inside + b"}"
+        async with await connected(path) as stream:
+            await stream.send_all(struct.pack(">I", len(data)) + data)
+            answer = await FrameStream(stream).receive()
+        assert answer is not None
+        assert b"protocol_violation" in answer
+        assert await call_node(await connected(path), "again", {}, lambda _event: None) == b'{"echo":{}}'
+
+
+async def test_an_answer_that_cannot_be_written_costs_its_own_connection_only(tmp_path: Path) -> None:
+    async def answer(name: str, _data: bytes, on_event: OnEvent) -> Any:
+        if name == "bad":
+            on_event(Note("warning", "a file name that is no UTF-8: \udcff", {}))
+            await trio.sleep_forever()
+        return {}
+
+    async with served(tmp_path, answer) as path:
+        with pytest.raises(NodeGoneError):
+            await call_node(await connected(path), "bad", {}, lambda _event: None)
+        assert await call_node(await connected(path), "good", {}, lambda _event: None) == b"{}"
