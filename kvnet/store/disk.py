@@ -19,7 +19,7 @@ from kvnet.format.hashes import (
     short_text,
 )
 from kvnet.store.failures import storage_errors
-from kvnet.store.index import ArtifactRow, Index, PlacedChunk
+from kvnet.store.index import ArtifactRow, Index, IndexUnreadableError, PlacedChunk
 from kvnet.store.interface import (
     ArtifactRecord,
     ChunkLocation,
@@ -51,6 +51,16 @@ from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Space
 from kvnet.store.writer import DiskPackWriter, PackDraft
 
 _log = logging.getLogger(__name__)
+
+
+def _reconciled(files: OsFiles, paths: StorePaths, index: Index) -> tuple[Problem, ...]:
+    """Make the index say what the files say; one that contradicts itself is thrown away first."""
+    try:
+        return reconcile(files, paths, index)
+    except IndexUnreadableError as error:
+        _log.warning("store: the index is made anew: %s", error)
+        index.start_anew()
+        return reconcile(files, paths, index)
 
 
 class DiskStore(Store):
@@ -101,7 +111,7 @@ class DiskStore(Store):
         index = Index.open(paths.index)
         try:
             with storage_errors(f"opening the store in {directory}"):
-                problems = reconcile(files, paths, index)
+                problems = _reconciled(files, paths, index)
                 space = Space(files, paths, index, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
             store = cls(paths, files, index, space, now)
             store.problems = problems

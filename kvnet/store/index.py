@@ -241,7 +241,14 @@ class Index:
                 raise StoreFullError(
                     "there is no room for the index", hint="Make room on the disk, or remove artifacts: `kvnet rm`."
                 ) from error
-            if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+            # The last three: tables that contradict each other, or are others than ours.
+            if code in {
+                sqlite3.SQLITE_CORRUPT,
+                sqlite3.SQLITE_NOTADB,
+                sqlite3.SQLITE_CONSTRAINT,
+                sqlite3.SQLITE_MISMATCH,
+                sqlite3.SQLITE_ERROR,
+            }:
                 raise IndexUnreadableError("the index is damaged", hint="Run `kvnet store rebuild`.") from error
             raise StoreError(f"the index failed: {error}", hint="Run `kvnet store rebuild`.") from error
 

@@ -64,10 +64,10 @@ def reconcile(files: OsFiles, paths: StorePaths, index: Index, *, verify_chunks:
             problems.append(found)
         else:
             present[found.name] = found
-    changed = _drop_stale(index, present)
-    known = {pack.name for pack in index.packs()}
     removed = marked(paths.removed)
     pinned = marked(paths.pins)
+    changed = _drop_stale(index, present, removed)
+    known = {pack.name for pack in index.packs()}
     for name in sorted(present.keys() - known):
         contents = _read(files, paths, present[name], problems, verify_chunks=verify_chunks)
         if contents is not None:
@@ -83,13 +83,19 @@ def reconcile(files: OsFiles, paths: StorePaths, index: Index, *, verify_chunks:
     return tuple(problems)
 
 
-def _drop_stale(index: Index, present: dict[str, FoundPack]) -> bool:
-    """Forget packs that have gone or are other files now."""
+def _drop_stale(index: Index, present: dict[str, FoundPack], removed: set[ArtifactHash]) -> bool:
+    """Forget packs that have gone, are other files now, or whose artifact is not listed and was never removed.
+
+    The last comes of a damaged index: such a pack is read again instead of being taken for one that nobody uses.
+    """
+    listed = index.row_ids().keys() | removed
     stale = [
         pack
         for pack in index.packs()
         if pack.name not in present
         or (present[pack.name].size_bytes, present[pack.name].mtime_ns) != (pack.size_bytes, pack.mtime_ns)
+        or pack.artifact != present[pack.name].artifact
+        or pack.artifact not in listed
     ]
     with index.transaction():
         for pack in stale:

@@ -751,6 +751,30 @@ def test_records_are_right_also_when_few_are_kept_in_memory(open_store: OpenStor
             check_whole(store, artifact)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM artifacts",
+        "UPDATE artifacts SET hash = x'00'",
+        "UPDATE packs SET artifact = x'00'",
+        "UPDATE packs SET name = '../../elsewhere'",
+        "DROP TABLE refs",
+        "ALTER TABLE packs RENAME COLUMN name TO label",
+        "DELETE FROM artifacts; DELETE FROM refs; DELETE FROM chunks",
+    ],
+)
+def test_an_index_that_lost_an_artifact_does_not_cost_its_pack(
+    open_store: OpenStore, tmp_path: Path, damage: str
+) -> None:
+    store = open_store()
+    publish(store, FIRST)
+    store.close()
+    with sqlite3.connect(tmp_path / "store" / "index.sqlite") as database:
+        database.executescript(damage)
+    database.close()
+    check_whole(open_store(), FIRST)
+
+
 @pytest.mark.parametrize("consistent", [False, True])
 def test_a_manifest_changed_in_the_index_is_not_believed(
     open_store: OpenStore, tmp_path: Path, consistent: bool
