@@ -64,6 +64,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_counted(count: int, noun: str) -> str:
+    """A count with its noun, in the plural unless it is one: ``1 file``, ``12,288 tokens``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def columns(rows: Iterable[Sequence[str]], headers: Sequence[str]) -> str:
     """Rows as left-aligned text columns under their headers; cells are escaped."""
     table = [tuple(headers), *(tuple(escape(cell) for cell in row) for row in rows)]

@@ -19,7 +19,7 @@ from kvnet_node.operations.requests import (
     VerifyRequest,
     VerifyResult,
 )
-from kvnet_node.output import columns, format_bytes, format_count, pairs
+from kvnet_node.output import columns, format_bytes, format_count, format_counted, pairs
 
 
 def list_artifacts(*, context: Context) -> None:
@@ -69,7 +69,7 @@ def _render_show(result: ShowResult) -> str:
     items = [
         ("artifact", result.artifact),
         ("names", ", ".join(result.names) or "-"),
-        ("tokens", f"{format_count(result.tokens)} in {format_count(result.blocks)} blocks"),
+        ("tokens", f"{format_count(result.tokens)} in {format_counted(result.blocks, 'block')}"),
         (
             "chunks",
             f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {size}",
@@ -98,13 +98,21 @@ def verify(artifact: str = "", /, *, context: Context) -> int:
         bad = "\n".join(f"bad: {chunk}" for chunk in result.bad_chunks)
         missing = f", {format_count(result.missing_chunks)} missing" if result.missing_chunks else ""
         summary = (
-            f"{format_count(result.artifacts)} artifacts, {format_count(result.chunks)} chunks, "
+            f"{format_counted(result.artifacts, 'artifact')}, {format_counted(result.chunks, 'chunk')}, "
             f"{format_bytes(result.bytes)}: {format_count(len(result.bad_chunks))} bad{missing}"
         )
         return f"{bad}\n{summary}" if bad else summary
 
     result = context.run("verify", VerifyRequest(artifact), VerifyResult)
     context.output.result(result, render)
+    if result.bad_chunks or result.missing_chunks:
+        damaged = list(dict.fromkeys(chunk.partition("/")[0] for chunk in result.bad_chunks)) or ["HASH"]
+        context.output.message(
+            "\n".join(
+                f"kvnet fetch {each} gets it from peers again; kvnet add of the same files computes it again"
+                for each in damaged
+            )
+        )
     return IntegrityError.exit_code if result.bad_chunks else 0
 
 

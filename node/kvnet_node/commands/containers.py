@@ -15,7 +15,7 @@ from kvnet_node.operations.requests import (
     RebuildRequest,
     RebuildResult,
 )
-from kvnet_node.output import format_bytes, format_count, format_seconds
+from kvnet_node.output import format_bytes, format_counted, format_seconds
 
 
 def export(artifact: str, /, *, output: Annotated[Path, Parameter(name=("--output", "-o"))], context: Context) -> None:
@@ -44,7 +44,7 @@ def import_container(file: Path, /, *, name: str | None = None, context: Context
     def render(taken: ImportResult) -> str:
         named = f"{taken.name}  " if taken.name else ""
         return (
-            f"{named}{taken.artifact}\n{format_count(taken.tokens)} tokens, {format_bytes(taken.bytes)}, "
+            f"{named}{taken.artifact}\n{format_counted(taken.tokens, 'token')}, {format_bytes(taken.bytes)}, "
             f"signed by {taken.signer}"
         )
 
@@ -57,7 +57,7 @@ def rebuild(*, context: Context) -> None:
     def render(result: RebuildResult) -> str:
         refused = "\n".join(f"refused: {reason}" for reason in result.refused)
         summary = (
-            f"{format_count(result.artifacts)} artifacts, {format_count(result.chunks)} chunks in "
+            f"{format_counted(result.artifacts, 'artifact')}, {format_counted(result.chunks, 'chunk')} in "
             f"{format_seconds(result.seconds)}"
         )
         return f"{refused}\n{summary}" if refused else summary

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import FetchRequest, FetchResult
-from kvnet_node.output import escape, format_bytes, format_count, format_seconds
+from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
 
 
 def fetch(
@@ -36,11 +36,16 @@ def fetch(
 
 def _render(result: FetchResult) -> str:
     named = f"{result.name}  " if result.name else ""
-    size = f"{format_count(result.tokens)} tokens, {format_bytes(result.bytes)} in {format_count(result.chunks)} chunks"
-    fetched = f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
+    chunks = format_counted(result.chunks, "chunk")
+    size = f"{format_counted(result.tokens, 'token')}, {format_bytes(result.bytes)} in {chunks}"
+    fetched = (
+        "already here"
+        if result.complete and not result.fetched_chunks
+        else f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
+    )
     lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {result.signer}"]
     lines += [
-        f"{format_bytes(provided.bytes)} in {format_count(provided.chunks)} chunks from {escape(provided.peer)} "
+        f"{format_bytes(provided.bytes)} in {format_counted(provided.chunks, 'chunk')} from {escape(provided.peer)} "
         f"{escape(provided.address)}".rstrip()
         for provided in result.providers
     ]

@@ -7,6 +7,7 @@ import msgspec
 from cyclopts import Parameter
 
 from kvnet.errors import UsageError
+from kvnet.format.hashes import ARTIFACT_PREFIX
 from kvnet_node.invocation import Context, absolute, chosen_model, positive
 from kvnet_node.operations.requests import (
     AddRequest,
@@ -17,7 +18,7 @@ from kvnet_node.operations.requests import (
     GenerateResult,
     Source,
 )
-from kvnet_node.output import escape, format_bytes, format_count, format_seconds
+from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
 
 MAX_CHAT_FILE_BYTES = 32 * 1024 * 1024
 
@@ -48,21 +49,26 @@ def add(
             raise UsageError(f"expected a file or directory, found nothing at {path}")
     request = AddRequest([str(absolute(path)) for path in paths], name, chosen_model(context, model), codec, dry_run)
     result = context.run("add", request, AddResult)
-    context.output.result(result, _render_add)
+    context.output.result(result, render_add)
     if not dry_run:
         context.output.message(f'ask it something: kvnet ask {result.name} "…"')
 
 
-def _render_add(result: AddResult) -> str:
+def render_add(result: AddResult) -> str:
+    """What was added, or would be."""
     # What was skipped has been listed before the work began.
     if result.dry_run:
-        return (
-            f"{format_count(result.tokens)} tokens of {format_count(result.files)} files, "
-            f"{format_count(result.reused_tokens)} of them held already, {format_bytes(result.bytes)} of K/V, "
+        wait = (
             f"about {format_seconds(result.prefill_s)} of prefill"
+            if result.prefill_known
+            else "prefill time unknown until this model was measured: kvnet selftest"
+        )
+        return (
+            f"{format_count(result.tokens)} tokens of {format_counted(result.files, 'file')}, "
+            f"{format_count(result.reused_tokens)} of them held already, {format_bytes(result.bytes)} of K/V, {wait}"
         )
     summary = (
-        f"{format_count(result.tokens)} tokens of {format_count(result.files)} files: "
+        f"{format_count(result.tokens)} tokens of {format_counted(result.files, 'file')}: "
         f"{format_count(result.reused_tokens)} reused, {format_count(result.prefilled_tokens)} prefilled in "
         f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new"
     )
@@ -88,6 +94,11 @@ def ask(
         max_tokens: at most this many new tokens.
         no_reuse: look nothing up and store nothing.
     """
+    if name.startswith(ARTIFACT_PREFIX):
+        raise UsageError(
+            "kvnet ask expects the name of a context, found an artifact hash",
+            hint="kvnet list shows names; kvnet fetch HASH --name NAME gives one",
+        )
     if not question.strip():
         raise UsageError("kvnet ask expects a question, found an empty text")
     chosen = chosen_model(context, model) if model is not None else None
@@ -137,11 +148,24 @@ def explain(result: GenerateResult) -> list[str]:
     if not lines:
         lines = [f"nothing of {format_count(result.prompt_tokens)} tokens was reused"]
     lines += [escape(reason) for reason in result.reasons]
-    timing = (
-        f"first token after {format_seconds(result.ttft_s)} (prefill {format_seconds(result.prefill_s)}), "
-        f"{result.finish_reason} after {format_seconds(result.decode_s)} more; policy {result.policy}"
-    )
-    return [*lines, f"{timing}, {result.verdict}" if result.sources else timing]
+    timing = f"first token after {format_seconds(result.ttft_s)} (prefill {format_seconds(result.prefill_s)}"
+    timing += _saved(result.saved_s) if result.sources else ""
+    end = f"cut at --max-tokens {result.max_tokens}" if result.finish_reason == "length" else result.finish_reason
+    timing += f"), {end} after {format_seconds(result.decode_s)} more; policy {result.policy}"
+    return [*lines, f"{timing}, {_VERDICTS[result.verdict]}" if result.sources else timing]
+
+
+_VERDICTS = {
+    "EXACT": "bit-exact numerics (EXACT)",
+    "TOLERANT": "other rounding possible (TOLERANT)",
+}
+
+
+def _saved(seconds: float) -> str:
+    if seconds == 0:
+        return ""
+    amount = format_seconds(abs(seconds))
+    return f"; reuse saved about {amount}" if seconds > 0 else f"; reuse took about {amount} longer than prefill"
 
 
 def _explain_source(source: Source, prompt_tokens: int) -> str:

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import PeersRequest, PeersResult, StatusRequest, StatusResult, StopResult
-from kvnet_node.output import columns, format_bytes, format_count, format_seconds, pairs
+from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds, pairs
 
 Listen = Annotated[
     list[str] | None, Parameter(help="HOST:PORT to listen on, such as 127.0.0.1:0; may repeat; by default port 5864")
@@ -65,7 +65,7 @@ def render_status(result: StatusResult) -> str:
         *(("address", address) for address in result.addresses),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
-        ("store", f"{format_count(result.artifacts)} artifacts, {held}"),
+        ("store", f"{format_counted(result.artifacts, 'artifact')}, {held}"),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),
         ("reuse verified", verified),
@@ -82,11 +82,8 @@ def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
     """
 
     def render(result: PeersResult) -> str:
-        rows = [
-            (entry.peer, "yes" if entry.member else "no", format_count(entry.artifacts), " ".join(entry.addresses))
-            for entry in result.peers
-        ]
-        return columns(rows, ("PEER", "SHARES A NAMESPACE", "ARTIFACTS", "ADDRESSES")) if rows else ""
+        rows = [(entry.peer, "yes" if entry.member else "no", " ".join(entry.addresses)) for entry in result.peers]
+        return columns(rows, ("PEER", "SHARES A NAMESPACE", "ADDRESSES")) if rows else ""
 
     result = context.run("peers", PeersRequest(list(connect)), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)

@@ -1,6 +1,7 @@
 """Operations that compute: add, ask and generate."""
 
 import datetime as dt
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import trio
 
 from kvnet.engine.interface import Engine, PrefillProgress, TextDelta, frozen_template_inputs
-from kvnet.errors import KvnetError, UnknownModelError, UsageError
+from kvnet.errors import KvnetError, OverBudgetError, UnknownModelError, UsageError
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.generation import Answer, Generator
@@ -19,17 +20,22 @@ from kvnet.exchange.publisher import AddRequest as PublishRequest
 from kvnet.exchange.reuse import Rejected, find_local
 from kvnet.exchange.source import Layout, lay_out
 from kvnet.format.codecs import Codec
-from kvnet.format.hashes import artifact_text
+from kvnet.format.hashes import artifact_text, short_text
 from kvnet.format.prefix import block_keys
 from kvnet.protocol.ids import peer_text
 from kvnet.store.names import NamedVersion
-from kvnet.trust.keys import publisher_text
+from kvnet.trust.keys import TEXT_PREFIX, publisher_text
+from kvnet.trust.policy import RefusalCode
 from kvnet_node.events import TextDelta as TextEvent
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.output import format_counted
 
 BOOTSTRAP_WAIT_S = 1.5
 """How long a verb's own node waits for the first member among its bootstrap peers."""
+
+_UNTRUSTED = frozenset({RefusalCode.UNTRUSTED_PUBLISHER.value, RefusalCode.DERIVED_FROM_UNTRUSTED.value})
+_PUBLISHER = re.compile(rf"{TEXT_PREFIX}[a-z2-7]+")
 
 
 async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
@@ -85,7 +91,7 @@ async def ask(ctx: OperationContext, request: r.AskRequest) -> r.AskResult:
     async with _engine_of(ctx, version, request.model) as engine:
         tokens = await engine.render(context.with_question(request.question), context.template_inputs)
         answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
-    return r.AskResult(**_fields(answer, engine))
+    return r.AskResult(**_fields(ctx, answer, engine, request.max_tokens))
 
 
 async def generate(ctx: OperationContext, request: r.GenerateRequest) -> r.GenerateResult:
@@ -96,7 +102,7 @@ async def generate(ctx: OperationContext, request: r.GenerateRequest) -> r.Gener
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
         tokens = await engine.render(messages, frozen_template_inputs(_today()))
         answer = await _generate(ctx, engine, tokens, request.max_tokens, reuse=not request.no_reuse)
-    return r.GenerateResult(**_fields(answer, engine))
+    return r.GenerateResult(**_fields(ctx, answer, engine, request.max_tokens))
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -159,7 +165,8 @@ async def _announce_plan(
     skipped = [r.SkippedFile(str(each.path), each.reason) for each in layout.skipped]
     wait = f"about {estimate_s:,.1f} s of prefill" if speed else "prefill time unknown until this model was measured"
     ctx.note(
-        f"{len(layout.files)} files, {len(tokens):,} tokens, {n_bytes / 1e6:,.1f} MB of K/V; "
+        f"{format_counted(len(layout.files), 'file')}, {format_counted(len(tokens), 'token')}, "
+        f"{n_bytes / 1e6:,.1f} MB of K/V; "
         f"{reused:,} tokens are held already; {wait}",
         files=len(layout.files),
         tokens=len(tokens),
@@ -169,7 +176,7 @@ async def _announce_plan(
     )
     if skipped:
         shown = "\n".join(f"  {each.path}: {each.reason}" for each in skipped)
-        ctx.note(f"skipped {len(skipped)} files:\n{shown}", skipped=len(skipped))
+        ctx.note(f"skipped {format_counted(len(skipped), 'file')}:\n{shown}", skipped=len(skipped))
     return r.AddResult(
         artifact="",
         name=request.name,
@@ -185,6 +192,7 @@ async def _announce_plan(
         model=engine.info.name,
         codec=request.codec,
         dry_run=True,
+        prefill_known=speed > 0,
     )
 
 
@@ -246,6 +254,8 @@ async def _generate(
 ) -> Answer:
     """Run one generation and stream what it reports."""
     services = ctx.services
+    # The engine checks this and its memory too; here it is found before peers are asked.
+    check_window(len(tokens), max_tokens, engine.info.window_tokens)
     exact_only = services.config.numerics == "exact"
     search = _PeerSearch(ctx)
     generator = Generator(
@@ -267,6 +277,16 @@ async def _generate(
             elif isinstance(event, PrefillProgress):
                 ctx.progress("prefill", event.done_tokens, event.total_tokens, unit="tokens")
     raise KvnetError("the engine ended a generation without a result", hint="run the command again")
+
+
+def check_window(n_tokens: int, max_tokens: int, window_tokens: int) -> None:
+    """Raises OverBudgetError when a prompt and its answer are more than the window; 0 is an unknown window."""
+    if window_tokens and n_tokens + max_tokens > window_tokens:
+        raise OverBudgetError(
+            f"the model's window is {window_tokens:,} tokens; the prompt has {n_tokens:,} and {max_tokens:,} may be "
+            "generated",
+            hint="shorten the prompt or lower --max-tokens",
+        )
 
 
 class _PeerSearch:
@@ -296,8 +316,8 @@ class _PeerSearch:
         return found.fetched
 
 
-def _fields(answer: Answer, engine: Engine) -> dict[str, Any]:
-    reasons = list(dict.fromkeys(f"{each.code}: {each.text}" for each in answer.rejected))
+def _fields(ctx: OperationContext, answer: Answer, engine: Engine, max_tokens: int) -> dict[str, Any]:
+    reasons = list(dict.fromkeys(map(reason_text, answer.rejected)))
     return {
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
@@ -312,7 +332,27 @@ def _fields(answer: Answer, engine: Engine) -> dict[str, Any]:
         "generated_tokens": len(answer.tokens),
         "model": engine.info.name,
         "reasons": reasons,
+        "saved_s": saved_seconds(answer, ctx.services.speeds.prefill_tokens_s(engine.info.path)),
+        "max_tokens": max_tokens,
     }
+
+
+def saved_seconds(answer: Answer, prefill_tokens_s: float) -> float:
+    """How much sooner the first token came than without reuse; what is not prefill was spent on reuse."""
+    if not answer.reused_tokens or not prefill_tokens_s:
+        return 0.0
+    return answer.reused_tokens / prefill_tokens_s - max(0.0, answer.ttft_s - answer.prefill_s)
+
+
+def reason_text(rejected: Rejected) -> str:
+    """Why an artifact was not used, in words, with the next step when it is a matter of trust."""
+    if not any(rejected.artifact):
+        return f"the store could not be asked: {rejected.text}"
+    text = f"{short_text(rejected.artifact)} was not used: {rejected.text}"
+    publisher = _PUBLISHER.search(rejected.text)
+    if publisher is None or rejected.code not in _UNTRUSTED:
+        return text
+    return f"{text}; if you know whose key that is: kvnet key trust {publisher[0]}"
 
 
 def _source(source: ReuseSource) -> r.Source:

@@ -57,6 +57,7 @@ class AddResult(Result, frozen=True, tag="add"):
         reused_tokens: tokens whose K/V was restored instead of computed.
         prefilled_tokens: tokens computed now.
         prefill_s: seconds of prefill (an estimate after a dry run).
+        prefill_known: False when no prefill of this model has been measured, so that there is no estimate.
         files: files in the layout.
         skipped: files left out.
         model: the model's name.
@@ -80,6 +81,7 @@ class AddResult(Result, frozen=True, tag="add"):
     codec: str = "raw"
     dry_run: bool = False
     ticket: str = ""
+    prefill_known: bool = True
 
 
 class AskRequest(Request, frozen=True):
@@ -156,7 +158,10 @@ class GenerateResult(Result, frozen=True, tag="generate"):
         verdict: "EXACT" or "TOLERANT"; EXACT when nothing was reused.
         generated_tokens: new tokens.
         model: the model's name.
-        reasons: why nothing, or not more, was reused; each a few words.
+        reasons: why nothing, or not more, was reused; each a few words, with the next step where there is one.
+        saved_s: how much sooner the first token came than by prefilling everything, from the prefill speed measured
+            before, in seconds; below 0 when reuse took longer; 0 when nothing was reused or no speed is known.
+        max_tokens: how many new tokens were asked for at most.
     """
 
     text: str
@@ -172,6 +177,8 @@ class GenerateResult(Result, frozen=True, tag="generate"):
     generated_tokens: int = 0
     model: str = ""
     reasons: list[str] = []
+    saved_s: float = 0.0
+    max_tokens: int = 0
 
 
 class AskResult(GenerateResult, frozen=True, tag="ask"):
@@ -564,13 +571,11 @@ class PeerEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         member: it proved to share a namespace with this node.
-        artifacts: artifacts it told of, when it did.
     """
 
     peer: str
     addresses: list[str]
     member: bool = False
-    artifacts: int = 0
 
 
 class PeersResult(Result, frozen=True, tag="peers"):

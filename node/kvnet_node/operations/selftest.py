@@ -17,6 +17,7 @@ async def selftest(context: OperationContext, request: SelftestRequest) -> Selft
     model = await services.engines.choose(request.model)
     work_dir = services.engines.prepare_work_dir()
     report = await run_selftest(model.path, work_dir, digest_cache=services.engines.digest_cache, progress=context.note)
+    services.speeds.note(model.path, report.n_tokens, report.cold_ttft_s)
     if report.passed:
         _remember(context, model.name)
     return SelftestResult(

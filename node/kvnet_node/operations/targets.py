@@ -1,6 +1,7 @@
 """What a person means by an artifact: a name, a version of a name, a full hash or a short one."""
 
 import re
+from contextlib import suppress
 
 from kvnet.errors import NotInStoreError, UnknownNameError, UsageError
 from kvnet.format.hashes import ARTIFACT_PREFIX, SHORT_CHARACTERS, ArtifactHash, looks_like_hash
@@ -31,13 +32,12 @@ async def resolve_version(services: Services, text: str) -> NamedVersion | Artif
         try:
             return await services.lane.run(services.names.resolve, text)
         except UnknownNameError:
-            if not is_hash:
+            if is_hash:
+                with suppress(NotInStoreError):
+                    return await services.lane.run(services.store.resolve, text)
+            # What begins like a hash is one that was cut too short, and no name to be given.
+            if not text.startswith(ARTIFACT_PREFIX[:-1]):
                 raise
-            try:
-                return await services.lane.run(services.store.resolve, text)
-            except NotInStoreError:
-                pass
-            raise
     if not is_hash:
         raise UsageError(
             f"expected a name or an artifact hash: `{ARTIFACT_PREFIX}` and at least {SHORT_CHARACTERS} more "

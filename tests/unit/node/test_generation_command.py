@@ -1,11 +1,12 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvnet.errors import UsageError
-from kvnet_node.commands.generation import explain, read_chat
-from kvnet_node.operations.requests import GenerateResult, Source
+from kvnet_node.commands.generation import explain, read_chat, render_add
+from kvnet_node.operations.requests import AddResult, GenerateResult, Source
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 
@@ -52,3 +53,31 @@ def test_other_chat_files_are_usage_errors(tmp_path: Path, content: str) -> None
     file.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match="--chat expects"):
         read_chat(file)
+
+
+def test_an_answer_says_what_reuse_saved_when_that_is_known() -> None:
+    source = Source("disk", 12_288, 1_800_000_000, 0.9)
+    assert "saved" not in explain(answer(source))[-1]
+    assert "reuse saved about 7.0 s" in explain(msgspec.structs.replace(answer(source), saved_s=7.0))[-1]
+    assert "took about 0.500 s longer" in explain(msgspec.structs.replace(answer(source), saved_s=-0.5))[-1]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [("EXACT", "bit-exact numerics (EXACT)"), ("TOLERANT", "other rounding possible (TOLERANT)")],
+)
+def test_the_verdict_is_in_words(verdict: str, words: str) -> None:
+    result = msgspec.structs.replace(answer(Source("disk", 1, 1, 0.9)), verdict=verdict)
+    assert explain(result)[-1].endswith(words)
+
+
+def test_an_answer_that_was_cut_names_the_flag() -> None:
+    result = msgspec.structs.replace(answer(), finish_reason="length", max_tokens=64)
+    assert "cut at --max-tokens 64 after" in explain(result)[-1]
+
+
+@pytest.mark.parametrize(("known", "words"), [(True, "about 0.000 s of prefill"), (False, "prefill time unknown")])
+def test_a_dry_run_tells_an_unknown_time_from_none(known: bool, words: str) -> None:
+    plan = AddResult("", "x", 0, 300, 1_000, 1_000, 0, 300, 0.0, 1, dry_run=True, prefill_known=known)
+    assert words in render_add(plan)
+    assert "of 1 file," in render_add(plan)

@@ -1,0 +1,66 @@
+import pytest
+
+from kvnet.errors import OverBudgetError
+from kvnet.exchange.generation import Answer
+from kvnet.exchange.reuse import Rejected
+from kvnet.format.hashes import ArtifactHash, short_text
+from kvnet.trust.keys import PublisherKey, publisher_text
+from kvnet.trust.policy import Refusal, TrustPolicy
+from kvnet_node.operations.generation import check_window, reason_text, saved_seconds
+from tests.unit.store.samples import sample
+
+ARTIFACT = ArtifactHash(b"a" * 32)
+STRANGER = PublisherKey(b"s" * 32)
+
+
+def answer(*, reused_tokens: int, ttft_s: float, prefill_s: float) -> Answer:
+    return Answer(
+        text="",
+        tokens=(),
+        finish_reason="stop",
+        prompt_tokens=1_000,
+        reused_tokens=reused_tokens,
+        prefilled_tokens=1_000 - reused_tokens,
+        sources=(),
+        ttft_s=ttft_s,
+        prefill_s=prefill_s,
+        restore_s=0.0,
+        decode_s=0.0,
+        verdict=None,
+        policy="trusted",
+        rejected=(),
+    )
+
+
+def test_what_was_saved_is_the_prefill_that_was_spared_less_the_time_of_reuse() -> None:
+    assert saved_seconds(answer(reused_tokens=900, ttft_s=3.0, prefill_s=1.0), 100.0) == pytest.approx(7.0)
+    assert saved_seconds(answer(reused_tokens=100, ttft_s=3.0, prefill_s=1.0), 100.0) == pytest.approx(-1.0)
+
+
+def test_nothing_is_claimed_to_be_saved_without_reuse_or_a_known_speed() -> None:
+    assert saved_seconds(answer(reused_tokens=0, ttft_s=3.0, prefill_s=1.0), 100.0) == 0
+    assert saved_seconds(answer(reused_tokens=900, ttft_s=3.0, prefill_s=1.0), 0.0) == 0
+
+
+def test_an_untrusted_publisher_is_named_with_the_command_that_trusts_it() -> None:
+    policy = TrustPolicy("trusted", own=frozenset(), trusted=frozenset())
+    verdict = policy.judge(sample(range(10), key=STRANGER).manifest)
+    assert isinstance(verdict, Refusal)
+    text = reason_text(Rejected(ARTIFACT, verdict.code, verdict.text))
+    assert text.startswith(f"{short_text(ARTIFACT)} was not used: it is signed by")
+    assert text.endswith(f"kvnet key trust {publisher_text(STRANGER.public)}")
+    assert verdict.code not in text
+
+
+def test_other_reasons_are_words_without_a_code() -> None:
+    text = reason_text(Rejected(ARTIFACT, "not_exact", "another chip"))
+    assert text == f"{short_text(ARTIFACT)} was not used: another chip"
+    assert reason_text(Rejected(ArtifactHash(bytes(32)), "store", "busy")) == "the store could not be asked: busy"
+
+
+def test_a_prompt_beyond_the_window_is_over_the_budget() -> None:
+    check_window(90, 10, 100)
+    check_window(10_000, 10, 0)
+    with pytest.raises(OverBudgetError, match="window is 100 tokens") as raised:
+        check_window(91, 10, 100)
+    assert "--max-tokens" in raised.value.hint
