@@ -2,6 +2,6 @@
 
 import sys
 
-from kvnet_node.app import main
+from kvnet_node.entry import main
 
 sys.exit(main())

@@ -18,7 +18,7 @@ def loaded_after(statement: str, directory: Path) -> set[str]:
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("module", ["kvnet_node.app", "kvnet", "kvnet.errors"])
+@pytest.mark.parametrize("module", ["kvnet_node.entry", "kvnet_node.app", "kvnet", "kvnet.errors"])
 def test_importing_loads_neither_libp2p_nor_mlx(module: str, tmp_path: Path) -> None:
     loaded = loaded_after(f"import {module}", tmp_path)
     assert module.partition(".")[0] in loaded
