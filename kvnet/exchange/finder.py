@@ -262,7 +262,9 @@ class PrefixFinder:
             if checked is None:
                 return None
             spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
-            race = _Race(spared_s, prompt)
+            sizes = [checked.entries[index].length_bytes for index in checked.needed]
+            race = _Race(spared_s, prompt, max(sizes))
+            race.begin(sum(sizes))
             fetched = await self._fetcher.fetch(
                 checked.located, checked.entries, checked.needed, progress=race.watch, scope=race.scope
             )
@@ -323,13 +325,27 @@ class _Race:
     Args:
         prefill_s: estimated seconds of the prefill that the fetch would spare.
         prompt: for whom; its progress callback is told.
+        chunk_bytes: of the largest chunk: nothing is heard of a chunk before all of it is here.
     """
 
-    def __init__(self, prefill_s: float, prompt: _Prompt) -> None:
+    def __init__(self, prefill_s: float, prompt: _Prompt, chunk_bytes: int) -> None:
         self._prefill_s = prefill_s
         self._progress = prompt.progress
         self._started_s = trio.current_time()
+        self._chunk_bytes = chunk_bytes
         self.scope = trio.CancelScope(deadline=self._started_s + GRACE_S + prefill_s)
+
+    def begin(self, total_bytes: int) -> None:
+        """Wait for the first chunk."""
+        self._wait_for_next(0, total_bytes)
+
+    def _wait_for_next(self, done_bytes: int, total_bytes: int) -> None:
+        """Wait no longer than what will have arrived with the next chunk spares.
+
+        However a peer spreads its bytes, fetching and then computing the rest takes little longer than computing all.
+        """
+        share = min(1.0, (done_bytes + self._chunk_bytes) / max(1, total_bytes))
+        self.scope.deadline = self._started_s + GRACE_S + self._prefill_s * share
 
     async def watch(self, event: FetchProgress) -> None:
         """Judge by the rate so far; it is told after every chunk."""
@@ -337,6 +353,7 @@ class _Race:
         left_s = elapsed_s * (event.total_bytes - event.done_bytes) / max(1, event.done_bytes)
         if elapsed_s >= GRACE_S and left_s > self._prefill_s:
             self.scope.cancel()
+        self._wait_for_next(event.done_bytes, event.total_bytes)
         if self._progress is not None:
             await self._progress(event)
 

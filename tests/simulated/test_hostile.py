@@ -381,6 +381,30 @@ async def test_a_peer_that_claims_a_prefix_and_falls_silent_costs_a_generation_n
     assert not b.store.artifacts()
 
 
+async def test_a_peer_that_shows_the_tokens_and_then_stalls_costs_little_more_than_a_prefill(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    record = (await a.add(TOKENS)).record
+
+    async def chunks(stream: ByteStream, request: GetChunks) -> None:
+        for index in request.indices:
+            if index not in record.manifest.plan().token_chunks:
+                await trio.sleep_forever()
+            data = a.store.read_chunk(record.entries[index].hash)
+            await stream.send_all(frame(ChunkHeader(index=index, length_bytes=len(data))) + data)
+
+    evil = EvilPeer(world.network("evil"), (MINE,), relay_answer(record, claim(record.hash)), chunks)
+    await b.exchange.connect(await start_evil(nursery, evil))
+    cold = await b.generate(PROMPT, reuse=False)
+    # A prefill of 5 s, which the six blocks would spare; of which one would have been waited for.
+    answered = await b.generate(PROMPT, prefill_tokens_s=300.0)
+    assert (answered.text, answered.reused_tokens) == (cold.text, 0)
+    assert evil.chunk_requests > 1
+    assert answered.ttft_s < 2.5
+
+
 async def test_an_artifact_whose_tokens_have_another_key_than_was_signed_is_not_used(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
