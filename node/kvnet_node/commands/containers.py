@@ -1,5 +1,6 @@
 """``kvnet export``, ``import`` and ``store rebuild``: artifacts as files."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,18 @@ def export(artifact: str, /, *, output: Annotated[Path, Parameter(name=("--outpu
         artifact: full or short hash, NAME or NAME@VERSION.
         output: a file that does not exist yet.
     """
+    check_output(absolute(output))
     request = ExportRequest(artifact, str(absolute(output)))
     result = context.run("export", request, ExportResult)
     context.output.result(result, lambda done: f"wrote {done.artifact} to {done.path}, {format_bytes(done.bytes)}")
+
+
+def check_output(path: Path) -> None:
+    """Raises UsageError for a file that cannot be made there, before any work is done for it."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"expected a file that does not exist yet, found {path}", hint="name another, or delete it")
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder {path.parent} does not exist", hint=f"mkdir -p {shlex.quote(str(path.parent))}")
 
 
 def import_container(file: Path, /, *, name: str | None = None, context: Context) -> None:
