@@ -15,7 +15,7 @@ from kvnet_node.failures import failure_of
 from kvnet_node.output import Output
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, CycloptsError
 
 _EPILOGUE = """\
 Global flags, before or after the verb:
@@ -155,7 +155,7 @@ def _run(flags: GlobalFlags, rest: list[str], output: Output) -> int:
             rest, exit_on_error=False, print_error=False, help_on_error=False, verbose=False
         )
     except CycloptsError as error:
-        raise UsageError(str(error), hint=_usage_hint(rest)) from error
+        raise UsageError(_usage_text(error), hint=_usage_hint(rest)) from error
     extra = {name: Invocation(flags, output) for name in injected}
     code = command(*bound.args, **bound.kwargs, **extra)
     output.close()
@@ -163,13 +163,21 @@ def _run(flags: GlobalFlags, rest: list[str], output: Output) -> int:
 
 
 def _usage_hint(rest: list[str]) -> str:
-    groups = {name for name, _, _ in _GROUPS}
-    verbs = {name for name, _, _ in _VERBS}
-    words = [word for word in rest[:2] if not word.startswith("-")]
-    if words and words[0] in groups | verbs:
-        length = 2 if words[0] in groups and len(words) == 2 else 1
-        return f"kvnet {' '.join(words[:length])} --help"
-    return "kvnet --help"
+    groups = {name: {verb for verb, _, _ in verbs} for name, _, verbs in _GROUPS}
+    first, second = [*rest, "", ""][:2]
+    if second in groups.get(first, ()):
+        return f"kvnet {first} {second} --help"
+    known = first in groups or first in {name for name, _, _ in _VERBS}
+    return f"kvnet {first} --help" if known else "kvnet --help"
+
+
+def _usage_text(error: "CycloptsError") -> str:
+    from cyclopts import UnusedCliTokensError
+
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        words = " ".join(error.unused_tokens)
+        return f"expected no further argument, found {words[:80]!r}"
+    return str(error)
 
 
 def _report(error: BaseException, output: Output) -> int:
