@@ -75,6 +75,13 @@ def _texts(value: Any) -> tuple[str, ...]:
     raise ValueError("expected a list of texts")
 
 
+def _paths(value: Any) -> tuple[str, ...]:
+    """Folders: a list; or a text with the system's separator of paths, or commas, between them."""
+    if isinstance(value, str):
+        value = value.replace(os.pathsep, ",")
+    return _texts(value)
+
+
 def parse_size_bytes(value: Any) -> int:
     """A number of bytes: an integer, or a text such as ``"20 GB"`` or ``"512 MiB"``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -105,7 +112,11 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("model.default", _text, "the model used when --model is not given: a name or a folder"),
-    Setting("model.paths", _texts, "further folders to look for MLX models in"),
+    Setting(
+        "model.paths",
+        _paths,
+        "further folders to look for MLX models in; in the environment with `:` or `,` between them",
+    ),
     Setting("trust.policy", _one_of("own", "trusted"), "whose artifacts are used"),
     Setting("store.quota_bytes", parse_size_bytes, "the most the store may hold"),
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
@@ -201,7 +212,10 @@ def _file_values(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}",
+            hint="correct that line; texts stand in quotes, sections in brackets: kvnet config show lists the keys",
+        ) from error
     return _flatten(table)
 
 

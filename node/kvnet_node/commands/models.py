@@ -8,14 +8,17 @@ from cyclopts import Parameter
 from kvnet.engine.models import ModelEntry
 from kvnet.errors import UsageError
 from kvnet_node.invocation import Context, absolute
-from kvnet_node.output import columns, format_bytes, format_count
+from kvnet_node.output import columns, escape, format_bytes, format_count
 
 
 def list_models(*, context: Context) -> None:
     """List MLX models on this machine: size, quantisation, dtype, window, bytes per token, shareable or why not."""
-    from kvnet_node.models import models_here
+    from kvnet_node.models import missing_model_paths, models_here
 
-    entries = models_here(context.config(), context.data_dir)
+    config = context.config()
+    for path in missing_model_paths(config):
+        context.output.warning(f"model.paths names a folder that does not exist: {escape(path)}")
+    entries = models_here(config, context.data_dir)
     record = {"type": "model list", "models": [entry.as_json() for entry in entries]}
 
     def render(_: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from kvnet_node.config import (
     nearest_key,
     parse_size_bytes,
 )
+from kvnet_node.models import missing_model_paths
 
 
 def write(data_dir: Path, text: str) -> None:
@@ -118,3 +119,25 @@ def test_what_stays_free_is_20_gb_on_a_large_disk_and_less_on_a_small_or_full_on
 
 def test_the_nearest_key_is_the_most_alike() -> None:
     assert nearest_key("announce.interval") == "announce.interval_s"
+
+
+@pytest.mark.parametrize("text", ["/a:/b c", "/a, /b c", "/a:/b c,"])
+def test_folders_in_the_environment_are_separated_as_in_path_or_by_commas(tmp_path: Path, text: str) -> None:
+    assert load_config(tmp_path, environment={"KVNET_MODEL_PATHS": text}).model_paths == ("/a", "/b c")
+
+
+def test_folders_in_the_file_keep_their_colons_and_commas(tmp_path: Path) -> None:
+    write(tmp_path, '[model]\npaths = ["/a:b", "/c,d"]\n')
+    assert load_config(tmp_path, environment={}).model_paths == ("/a:b", "/c,d")
+
+
+def test_a_file_that_is_no_toml_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    write(tmp_path, "[model]\ndefault = m\n")
+    with pytest.raises(ConfigError, match="not valid TOML") as raised:
+        load_config(tmp_path, environment={})
+    assert raised.value.hint
+
+
+def test_configured_folders_that_are_missing_are_known(tmp_path: Path) -> None:
+    config = load_config(tmp_path, environment={"KVNET_MODEL_PATHS": f"{tmp_path}:{tmp_path}/gone"})
+    assert missing_model_paths(config) == [f"{tmp_path}/gone"]
