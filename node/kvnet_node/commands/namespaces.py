@@ -51,6 +51,7 @@ def import_namespace(file: Path, /, *, keep_old: bool = False, context: Context)
     result = context.run("namespace import", request, NamespaceResult)
     context.output.result(result, lambda _: "")
     kept = f"; the old one is kept as {result.kept}" if result.kept else ""
+    state = "now" if result.changed else "already"
     context.output.message(
-        f"mine is now namespace {result.id}{kept}\nwhose artifacts are used is another matter: kvnet key trust"
+        f"mine is {state} namespace {result.id}{kept}\nwhose artifacts are used is another matter: kvnet key trust"
     )

@@ -46,6 +46,11 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     order = newest.file_order if newest is not None else ()
     paths = [Path(path) for path in request.paths]
     layout: Layout = await trio.to_thread.run_sync(lambda: lay_out(paths, previous_order=order))
+    if not any(file.size_bytes for file in layout.files):
+        raise UsageError(
+            f"expected text to add, found {format_counted(len(layout.files), 'empty file')}",
+            hint="give a file or directory with text in it",
+        )
     async with services.engines.use(
         request.model or (newest.model if newest is not None else None), ctx.loading
     ) as engine:

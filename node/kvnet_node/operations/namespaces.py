@@ -33,8 +33,11 @@ async def export(context: OperationContext, request: NamespaceFileRequest) -> Na
 async def import_namespace(context: OperationContext, request: NamespaceFileRequest) -> NamespaceResult:
     """Make the namespace of a file ``mine``."""
     services = context.services
+    before = services.identity.namespaces()[0].id
     namespace_id, kept = services.identity.import_namespace(
         Path(request.path), keep_old=request.keep_old, count=services.store.count
     )
-    await services.namespaces_changed()
-    return NamespaceResult(namespace_id.hex(), request.path, kept.hex() if kept else "")
+    changed = namespace_id != before
+    if changed:
+        await services.namespaces_changed()
+    return NamespaceResult(namespace_id.hex(), request.path, kept.hex() if kept else "", changed)

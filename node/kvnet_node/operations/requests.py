@@ -509,11 +509,12 @@ class NamespaceFileRequest(Request, frozen=True):
 
 
 class NamespaceResult(Result, frozen=True, tag="namespace"):
-    """The namespace that was exported or imported."""
+    """The namespace that was exported or imported; an import of what is ``mine`` already changed nothing."""
 
     id: str
     path: str
     kept: str = ""
+    changed: bool = True
 
 
 # --- The node itself -----------------------------------------------------------------------------------------------
