@@ -213,7 +213,9 @@ class Generator:
             plan = None
         if plan is None:
             return _Reuse(rejected=local.rejected)
-        await self._lane.run(self._store.touch, local.hit.artifact)
+        with suppress(StoreError):
+            # On a full disk the use cannot be noted; that is no reason not to use it.
+            await self._lane.run(self._store.touch, local.hit.artifact)
         return _Reuse(plan, local.hit, fetched, local.rejected)
 
     async def _local(self, engine: Engine, tokens: Sequence[int]) -> Found:

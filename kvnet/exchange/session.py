@@ -8,7 +8,6 @@ import trio
 
 from kvnet.errors import (
     KvnetError,
-    NetworkError,
     PeerRefusedError,
     PeerUnreachableError,
     ProtocolViolationError,
@@ -63,6 +62,7 @@ class PeerSession:
         self._pending: dict[int, _Pending] = {}
         self._sending = trio.Lock()
         self._changed = trio.Event()
+        self._wanted = trio.Event()
         self.closed = trio.Event()
         self.failure = ""
 
@@ -133,6 +133,7 @@ class PeerSession:
 
             nursery.start_soon(guarded, lambda: self._read(on_open))
             nursery.start_soon(guarded, self._watch_time)
+            nursery.start_soon(guarded, self._send_wanted)
             nursery.start_soon(guarded, self.closed.wait)
         if failure is not None:
             raise failure
@@ -177,6 +178,12 @@ class PeerSession:
             case SessionOpened():
                 pass
 
+    async def _send_wanted(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            await self._flush()
+
     def _settle(self, request_id: int, reply: Reply | None) -> None:
         pending = self._pending.pop(request_id, None)
         if pending is not None:
@@ -209,12 +216,10 @@ class PeerSession:
             # Nobody has used anything wrongly: the peer leaves too many requests open, or the session ends right now.
             raise PeerUnreachableError(str(error)) from error
         pending = self._pending[request_id] = _Pending(trio.Event())
+        # Sent by the session's own task: a peer that takes no bytes holds up that, and not whoever asks.
+        self._wanted.set()
         try:
-            await self._flush()
             await pending.done.wait()
-        except NetworkError:
-            self._end()
-            raise
         finally:
             self._pending.pop(request_id, None)
         if pending.reply is None:

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from kvnet.errors import StoreError
 from kvnet.format.hashes import BytesLike
 from kvnet.network.memory import World
+from kvnet.store.disk import DiskStore
 from kvnet.store.osfile import OsFiles
 from tests.simulated.nodes import Node, identity, start_node
 
@@ -142,3 +143,15 @@ async def test_a_fetch_that_the_disk_fails_ends_as_a_miss_and_can_be_repeated(
         await b.fetch(added.record.hash)
     assert files_of(b, tmp_path) == before
     assert (await b.fetch(added.record.hash)).record.complete
+
+
+async def test_a_use_that_cannot_be_noted_is_a_use_all_the_same(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    tokens = list(range(3, 253)) * 2
+    await a.add(tokens)
+    assert isinstance(a.store, DiskStore)
+    a.store._index._db.execute("PRAGMA query_only = ON")
+    assert (await a.generate([*tokens, 9])).reused_tokens == len(tokens)
+    a.store._index._db.execute("PRAGMA query_only = OFF")

@@ -1,17 +1,18 @@
 """Peers that break the format, the protocol or a signature: refused with the reason, and everybody else is served."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.errors import KvnetError, NotFoundError, TrustError
+from kvnet.errors import KvnetError, NotFoundError, PeerUnreachableError, TrustError
 from kvnet.format.hashes import ArtifactHash, artifact_hash_of
 from kvnet.format.manifest import DerivedSpan
 from kvnet.network.interface import ByteStream, StreamKind
-from kvnet.network.memory import MemoryNetwork, World
+from kvnet.network.memory import Link, MemoryNetwork, World
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     ChunkHeader,
@@ -480,3 +481,21 @@ async def test_a_prefix_that_comes_from_more_publishers_than_a_manifest_can_name
     assert len((await a.add([15, *TOKENS, 5])).record.manifest.derived_from) == 16
     added = await a.add([16, *TOKENS, 5])
     assert (added.reused_tokens, added.record.manifest.derived_from) == (0, ())
+
+
+async def test_a_member_that_takes_no_bytes_holds_up_no_answer(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    b = await start_node(world, nursery, tmp_path, "b")
+    evil = EvilPeer(world.network("evil"), (MINE,), lambda _request: None)
+    address = await start_evil(nursery, evil)
+    session = await b.exchange.connect(address)
+    assert session is not None
+    world.set_link(b.network, evil.network, Link(rate_bytes_per_s=1.0))  # type: ignore[arg-type]
+    keys = tuple(bytes([i % 256, i // 256]) * 16 for i in range(4000))
+    lookup = Lookup(request_id=0, slot=session.slots[MINE], keys=keys)
+    for _ in range(8):
+        with trio.move_on_after(0.5) as scope:
+            with suppress(PeerUnreachableError):
+                await session.ask(lookup)
+        assert trio.current_time() < scope.deadline + 0.1
