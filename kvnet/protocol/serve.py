@@ -313,7 +313,10 @@ class ServeMachine:
 
     def peer_gone(self, peer: PeerId) -> None:
         """The last connection to a peer has ended; nothing is remembered of it."""
-        self._usage.pop(peer, None)
+        usage = self._usage.get(peer)
+        # What is still on its way to it goes on counting, or it would count against a session that comes after.
+        if usage is not None and usage.chunks_in_flight == 0:
+            del self._usage[peer]
 
     # --- inside ---
 

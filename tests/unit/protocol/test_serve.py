@@ -257,6 +257,21 @@ def test_chunk_requests_of_one_peer_at_once_are_limited() -> None:
     assert isinstance(ask("eager"), SendChunks)
 
 
+def test_a_new_session_does_not_raise_the_limit_by_what_an_old_one_left_unfinished() -> None:
+    machine = ServeMachine(ServeLimits(chunk_requests_in_flight=2))
+    held = table()
+
+    def ask() -> Any:
+        return machine.decide_chunks(peer("eager"), SLOTS, chunk_request(), held, POLICY, 0.0)
+
+    assert [isinstance(ask(), SendChunks) for _ in range(2)] == [True, True]
+    machine.peer_gone(peer("eager"))
+    assert ask() == RefuseChunks((0, 1), RefusalReason.BUSY)
+    for _ in range(2):
+        machine.finished_chunks(peer("eager"))
+    assert [isinstance(ask(), SendChunks) for _ in range(3)] == [True, True, False]
+
+
 def test_refused_chunk_requests_do_not_count_as_in_flight() -> None:
     machine = ServeMachine(ServeLimits(chunk_requests_in_flight=1))
     for _ in range(3):
