@@ -132,12 +132,20 @@ class Space:
         return choose_victims(candidates, frozen, {pack.id: pack.size_bytes for pack in packs}, lack_bytes)
 
     def _full(self, need_bytes: int) -> StoreFullError:
+        held, free = self.held_bytes(), self.free_bytes()
         pinned = self._index.counts().pinned_bytes
+        hints = []
+        if held + need_bytes > self.quota_bytes:
+            hints.append(
+                "Remove or unpin something (`kvnet list`, `kvnet rm`, `kvnet unpin`), or raise store.quota_bytes."
+            )
+        if need_bytes + self.min_free_bytes > free:
+            hints.append("Free disk space, or lower store.min_free_bytes.")
         return StoreFullError(
-            f"expected room for {need_bytes:,} more bytes; the store holds {self.held_bytes():,} of its quota of "
-            f"{self.quota_bytes:,} bytes, {pinned:,} of them pinned, and the disk has {self.free_bytes():,} free of "
-            f"which {self.min_free_bytes:,} are to stay free",
-            hint="Remove or unpin something (`kvnet list`, `kvnet rm`, `kvnet unpin`), or raise store.quota_bytes.",
+            f"expected room for {_size(need_bytes)} more; the store holds {_size(held)} of its quota of "
+            f"{_size(self.quota_bytes)}, {_size(pinned)} of them pinned, and the disk has {_size(free)} free, of "
+            f"which {_size(self.min_free_bytes)} are to stay free",
+            hint=" ".join(hints),
         )
 
     # --- letting go ---------------------------------------------------------------------------------------------------
@@ -261,3 +269,14 @@ class Space:
             for name in (pack_name(artifact, number) for number in numbers)
             if not self._paths.pack(name).exists() and not self._paths.pack(name).is_symlink()
         )
+
+
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+
+
+def _size(n_bytes: int) -> str:
+    """A size for a person: three digits in decimal units."""
+    value, unit = float(n_bytes), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}"

@@ -483,7 +483,7 @@ def test_pinned_artifacts_never_make_room(open_store: OpenStore, clock: Clock) -
     store = open_store(quota_bytes=int(size_in(open_store, A, B) + A.size_bytes * 0.5))
     publish(store, A, pinned=True)
     publish(store, B, pinned=True)
-    with pytest.raises(StoreFullError, match=r"quota of [\d,]+ bytes"):
+    with pytest.raises(StoreFullError, match=r"quota of [\d.,]+ [kMGT]?(B|bytes)\b"):
         publish(store, C, pinned=True)
     assert {record.hash for record in store.artifacts()} == {A.hash, B.hash}
     store.unpin(A.hash)

@@ -167,8 +167,10 @@ def test_free_space_is_left(open_store: OpenStore) -> None:
     files.free = 10_300_000
     publish(store, FIRST)
     files.free = 9_000_000
-    with pytest.raises(StoreFullError, match=r"9,000,000 free of which 10,000,000 are to stay free"):
+    with pytest.raises(StoreFullError, match=r"9 MB free, of which 10 MB are to stay free") as raised:
         publish(store, EIGHT_CHUNKS)
+    assert "min_free_bytes" in raised.value.hint
+    assert "quota_bytes" not in raised.value.hint
 
 
 # --- opening again ----------------------------------------------------------------------------------------------------
