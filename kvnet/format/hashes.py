@@ -47,7 +47,10 @@ BLAKE3_256: Final = 0x1E
 SHA2_256: Final = 0x12
 _ALPHABET: Final = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _TEXT_CHARACTERS: Final = 59
-_SHOW_HINT: Final = "Copy the whole artifact hash, or 8 or more of its characters after bafyr4i."
+_SHOW_HINT: Final = (
+    "Copy the whole artifact hash. For what is held here `bafyr4i` and at least 8 more characters will do, "
+    "or 8 or more characters of the part after it."
+)
 
 
 def blake3_hash(data: BytesLike) -> ChunkHash:

@@ -34,7 +34,7 @@ def parse_peer_text(text: str) -> PeerId:
     """
     # 42 bytes are at most 58 characters; the bound keeps the arithmetic small.
     if not 0 < len(text) <= 58 or any(character not in _BASE58_VALUES for character in text):
-        raise UsageError(f"expected a peer id in base58 of at most 58 characters, found {text[:64]!a}")
+        raise UsageError(f"expected a peer id in base58 of at most 58 characters, found {text[:64]!r}")
     number = 0
     for character in text:
         number = number * 58 + _BASE58_VALUES[character]

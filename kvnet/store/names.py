@@ -96,7 +96,7 @@ class NameBook:
     def check_name(name: str) -> None:
         """Raises UsageError for what cannot be a name."""
         if not _NAME.fullmatch(name):
-            raise UsageError(f"expected a name of {_RULE}, found {name[:80]!a}")
+            raise UsageError(f"expected a name of {_RULE}, found {name[:80]!r}")
         if name in RESERVED_NAMES:
             raise UsageError(f"the name {name} is reserved", hint="Choose another name.")
         if name.startswith(ARTIFACT_PREFIX):
@@ -317,5 +317,5 @@ def _parse(text: str) -> tuple[str, int | None]:
     if not at:
         return name, None
     if not re.fullmatch(r"[1-9][0-9]{0,8}", number):
-        raise UsageError(f"expected NAME or NAME@VERSION with a version from 1, found {text[:80]!a}")
+        raise UsageError(f"expected NAME or NAME@VERSION with a version from 1, found {text[:80]!r}")
     return name, int(number)

@@ -41,8 +41,8 @@ def resolve_text(text: str, artifacts: Iterable[ArtifactHash]) -> ArtifactHash:
     """
     if not looks_like_hash(text):
         raise UsageError(
-            f"expected an artifact hash or {SHORT_CHARACTERS} or more characters of it after {ARTIFACT_PREFIX}, "
-            f"found {text[:80]!a}",
+            f"expected an artifact hash: `{ARTIFACT_PREFIX}` and at least {SHORT_CHARACTERS} more characters, or "
+            f"{SHORT_CHARACTERS} or more characters of the part after it; found {text[:80]!r}",
             hint="`kvnet list` shows what is held here.",
         )
     if len(text) == _FULL_CHARACTERS:

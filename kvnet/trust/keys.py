@@ -143,4 +143,4 @@ def _checksum(public: bytes) -> bytes:
 
 def _shown(text: str) -> str:
     shortened = text if len(text) <= 16 else text[:16] + "…"
-    return ascii(shortened)
+    return repr(shortened)

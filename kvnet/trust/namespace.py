@@ -57,7 +57,7 @@ class Namespace:
         if not _NAME.fullmatch(self.name):
             raise UsageError(
                 f"expected a namespace name of 1 to 64 of a-z 0-9 . _ - that begins with a letter or digit, "
-                f"found {self.name[:80]!a}"
+                f"found {self.name[:80]!r}"
             )
         for what, secret in (("prefix", self.prefix_secret), ("lookup", self.lookup_secret)):
             if len(secret) != SECRET_SIZE_BYTES:
