@@ -30,7 +30,7 @@ from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.chunklist import verify_chunk_list
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply
+from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply, RefusalReason
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
 from kvnet.trust.envelope import SignedManifest, open_manifest
 from kvnet.trust.namespace import Namespace
@@ -366,9 +366,19 @@ class _Work:
         return tokens_from_bytes(b"".join(self._heads[index] for index in self._token_chunks))
 
 
+_REASON_WORDS = {
+    RefusalReason.UNKNOWN.value: "does not know it, or shares no namespace with this node",
+    RefusalReason.BUSY.value: "has too much to do just now",
+    RefusalReason.NOT_HELD.value: "knows it, but does not hold it",
+    RefusalReason.NOT_SERVING.value: "serves nothing now",
+}
+
+
 def _nobody(reasons: Sequence[str]) -> str:
     if not reasons:
         return "expected a peer in one of this node's namespaces, found none connected"
+    reasons = [_REASON_WORDS.get(reason, reason) for reason in reasons]
     counted = {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
     words = "; ".join(f"{count} x {reason}" if count > 1 else reason for reason, count in counted.items())
-    return f"none of {len(reasons)} peers asked has it ({words})"
+    asked = "the one peer asked does not have it" if len(reasons) == 1 else f"none of {len(reasons)} peers asked has it"
+    return f"{asked} ({words})"
