@@ -68,8 +68,25 @@ class _Prompt:
     tokens: Sequence[int]
     held_tokens: int
     prefill_tokens_s: float
-    lookup_deadline_s: float
     progress: ProgressCallback | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How long one claim may take to be shown: its part of what is left for all of them.
+
+    Attributes:
+        end_s: when the last claim must have been shown.
+        n_claims: claims not tried yet, this one included.
+    """
+
+    end_s: float
+    n_claims: int
+
+    def ends_s(self) -> float:
+        """When this claim's time is over; a silent peer leaves the others some."""
+        now_s = trio.current_time()
+        return min(self.end_s, now_s + max(GRACE_S, (self.end_s - now_s) / self.n_claims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +178,15 @@ class PrefixFinder:
         if left_s < WORTH_ASKING_S:
             return search
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
-        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, deadline_s, progress)
+        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress)
         for query in self._queries(info.fingerprint, tokens):
             candidates = await self._ask_all(query, held_tokens, deadline_s)
             if not candidates and self._sessions() and len(tokens) - held_tokens > BLOCK_TOKENS:
                 search.reasons.append("no peer offers a longer prefix")
-            for candidate in candidates[:MAX_CANDIDATES]:
-                fetched = await self._try(query, candidate, prompt, search)
+            candidates = candidates[:MAX_CANDIDATES]
+            for tried, candidate in enumerate(candidates):
+                share = _Share(deadline_s + GRACE_S, len(candidates) - tried)
+                fetched = await self._try(query, candidate, prompt, search, share)
                 if fetched is not None:
                     search.fetched = _described(fetched, tokens, started_s)
                     return search
@@ -251,11 +270,12 @@ class PrefixFinder:
         candidate: Candidate,
         prompt: _Prompt,
         search: Search,
+        share: _Share,
     ) -> Fetched | None:
         """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
         try:
             checked: _Checked | None = None
-            with trio.move_on_at(max(prompt.lookup_deadline_s, trio.current_time() + GRACE_S)) as scope:
+            with trio.move_on_at(share.ends_s()) as scope:
                 checked = await self._check(query, candidate, prompt, search)
             if scope.cancelled_caught:
                 search.reasons.append("a peer that claimed a prefix did not show it in time")
