@@ -499,3 +499,25 @@ async def test_a_member_that_takes_no_bytes_holds_up_no_answer(
             with suppress(PeerUnreachableError):
                 await session.ask(lookup)
         assert trio.current_time() < scope.deadline + 0.1
+
+
+async def test_a_silent_claimant_of_more_leaves_an_honest_peer_the_time_to_deliver(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    honest = await start_node(world, nursery, tmp_path, "honest")
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a", "honest"]))
+    deeper = (await a.add(TOKENS)).record
+    await honest.add(TOKENS[:1024])
+    relay = relay_answer(deeper, claim(deeper.hash))
+
+    def answer(request: Request) -> Reply | None:
+        return None if isinstance(request, GetManifest) else relay(request)
+
+    evil = EvilPeer(world.network("evil"), (MINE,), answer)
+    await b.exchange.connect(await start_evil(nursery, evil))
+    await b.meet(honest)
+    cold = await b.generate(PROMPT, reuse=False)
+    answered = await b.generate(PROMPT)
+    assert (answered.text, answered.reused_tokens) == (cold.text, 1024)
+    assert any(isinstance(request, GetManifest) for request in evil.requests)
