@@ -307,6 +307,8 @@ class ExchangeNode:
     async def _keep_sessions(self) -> None:
         """A session with every connected peer, so that a lookup finds them ready."""
         while True:
+            now_s = trio.current_time()
+            self._failed_until = {peer: until_s for peer, until_s in self._failed_until.items() if until_s > now_s}
             for info in self._network.connected():
                 retry_s = self._failed_until.get(info.peer, float("-inf"))
                 waiting = info.peer in self._sessions or info.peer in self._opening

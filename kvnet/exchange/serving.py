@@ -1,6 +1,6 @@
 """Serve: answer peers' requests from the store, as far as the serve machine allows."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
@@ -30,6 +30,9 @@ from kvnet.trust.namespace import Namespace
 
 CHUNK_STREAM_REST_S = 60.0
 """Seconds a chunk stream may rest between two requests before it is closed."""
+
+MAX_CHANGES = 1024
+"""Artifacts that may come or go while the table of held ones is made anew."""
 
 WRITE_SIZE_BYTES = 256 * 1024
 """Bytes of one write to a stream; larger ones gain nothing over the control transport."""
@@ -63,26 +66,35 @@ class ChunkServer:
         self._find_session = find_session
         self._machine = ServeMachine(limits)
         self._table = HeldTable(identity.namespaces())
+        self._changes: deque[Callable[[HeldTable], object]] = deque(maxlen=MAX_CHANGES)
         self.counters: Counter[str] = Counter()
 
     async def load(self) -> None:
         """Offer everything that is in the store, for the namespaces as they are now."""
         namespaces = self._identity.namespaces()
         table = HeldTable(namespaces)
+        self._changes.clear()
         for namespace in namespaces:
             rows = await self._lane.run(self._store.prefix_rows, namespace.id)
             for artifact, keys in _by_artifact(rows).items():
                 record = await self._lane.run(self._store.get, artifact)
                 if record is not None:
                     table.add(record, keys)
+        # What came or went while the store was read counts after what was read.
+        for change in self._changes:
+            change(table)
+        self._changes.clear()
         self._table = table
 
     def offer(self, record: ArtifactRecord, keys: Iterable[PrefixKey]) -> None:
         """Offer one more artifact."""
-        self._table.add(record, keys)
+        kept = list(keys)
+        self._changes.append(lambda table: table.add(record, kept))
+        self._table.add(record, kept)
 
     def withdraw(self, artifact: ArtifactHash) -> None:
         """Offer an artifact no longer."""
+        self._changes.append(lambda table: table.remove(artifact))
         self._table.remove(artifact)
 
     @property

@@ -278,6 +278,8 @@ def _nothing_left(found: _Found) -> str:
     if not found.skipped:
         return "expected text to add, found no file"
     path, reason = min(found.skipped.items())
+    if len(found.skipped) == 1:
+        return f"expected text to add, found only what is left out: {path} ({reason})"
     return f"expected text to add, found {len(found.skipped):,} files that were left out, the first: {path} ({reason})"
 
 

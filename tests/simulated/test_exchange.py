@@ -1,5 +1,6 @@
 """Whole nodes on a simulated network: fetching, reuse, trust, liars and peers that go."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.errors import NotFoundError, TrustError
+from kvnet.exchange.lane import InlineLane, P, T
+from kvnet.exchange.serving import ChunkServer
 from kvnet.format.chunks import ChunkKind
 from kvnet.network.memory import Link, World
+from kvnet.store.disk import DiskStore
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
@@ -350,3 +354,25 @@ async def test_a_peer_that_hangs_right_after_its_lookup_reply_costs_no_more_than
     assert warm.text == cold.text
     assert warm.reused_tokens == 0
     assert warm.ttft_s < 2.5
+
+
+async def test_what_comes_and_goes_while_the_store_is_read_counts_after_what_was_read(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    kept = (await a.add(TOKENS[:300])).record
+    gone = (await a.add(TOKENS[:600])).record
+    empty = DiskStore.open(tmp_path / "empty", quota_bytes=1 << 30, min_free_bytes=0)
+
+    class MeddlingLane(InlineLane):
+        async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result = await super().run(function, *args, **kwargs)
+            server.offer(kept, [])
+            server.withdraw(gone.hash)
+            return result
+
+    for store, held in ((empty, 1), (a.store, 1)):
+        server = ChunkServer(store, MeddlingLane(), a.identity, lambda _peer, _session: None)
+        await server.load()
+        assert len(server) == held
+    empty.close()
