@@ -88,7 +88,7 @@ def _render_show(result: ShowResult) -> str:
 
 
 def verify(artifact: str = "", /, *, context: Context) -> int:
-    """Re-hash what is held; exits with 20 when something does not match.
+    """Re-hash what is held; exits with 20 when something does not match, or something pinned is not whole.
 
     Args:
         artifact: full or short hash, NAME or NAME@VERSION; all artifacts by default.
@@ -105,15 +105,11 @@ def verify(artifact: str = "", /, *, context: Context) -> int:
 
     result = context.run("verify", VerifyRequest(artifact), VerifyResult)
     context.output.result(result, render)
-    if result.bad_chunks or result.missing_chunks:
-        damaged = list(dict.fromkeys(chunk.partition("/")[0] for chunk in result.bad_chunks)) or ["HASH"]
+    for incomplete in result.incomplete:
         context.output.message(
-            "\n".join(
-                f"kvnet fetch {each} gets it from peers again; kvnet add of the same files computes it again"
-                for each in damaged
-            )
+            f"kvnet fetch {incomplete} gets what is missing from peers; kvnet add of the same files computes it again"
         )
-    return IntegrityError.exit_code if result.bad_chunks else 0
+    return IntegrityError.exit_code if result.bad_chunks or result.incomplete_pinned else 0
 
 
 def pin(artifact: str, /, *, context: Context) -> None:

@@ -130,12 +130,30 @@ def _data_dir(context: Context) -> list[Finding]:
     findings = [Finding("settings", "ok", "read"), place]
     if place.state != "ok":
         return [*findings, *_models(config, data_dir)]
-    findings += [
+    secrets = [
         Finding("secrets", "problem", f"{path} may be read by others", f"chmod 600 {path}")
         for path in sorted([*data_dir.glob("keys/*"), *data_dir.glob("namespaces/*")])
         if path.stat().st_mode & 0o077
     ]
-    return [*findings, _disk(config, data_dir), *_damage(data_dir), *_models(config, data_dir)]
+    # A store is only opened with secrets that are in order.
+    store = [] if secrets else _store(context)
+    return [*findings, *secrets, _disk(config, data_dir), *store, *_damage(data_dir), *_models(config, data_dir)]
+
+
+def _store(context: Context) -> list[Finding]:
+    if not (context.data_dir / "store").is_dir():
+        return []
+    from kvnet_node.operations.requests import ListRequest, ListResult
+
+    try:
+        artifacts = context.run("list", ListRequest(), ListResult).artifacts
+    except KvnetError as error:
+        return [Finding("store", "problem", error.message, error.hint)]
+    incomplete = [entry.artifact for entry in artifacts if not entry.complete]
+    if not incomplete:
+        return [Finding("store", "ok", format_counted(len(artifacts), "artifact"))]
+    text = f"{format_counted(len(artifacts), 'artifact')}, {format_count(len(incomplete))} incomplete"
+    return [Finding("store", "note", text, f"kvnet fetch {incomplete[0]} gets what is missing from peers")]
 
 
 def check_place(data_dir: Path) -> Finding:

@@ -122,7 +122,7 @@ async def verify(ctx: OperationContext, request: r.VerifyRequest) -> r.VerifyRes
             state = await services.lane.run(_check_chunk, services, record, index)
             checked.count(record, index, entry.length_bytes, state)
             ctx.progress("verify", checked.bytes, total, unit="bytes")
-    return r.VerifyResult(len(records), checked.chunks, checked.bytes, checked.bad, checked.missing)
+    return checked.result(len(records))
 
 
 def _check_chunk(services: Services, record: ArtifactRecord, index: int) -> str:
@@ -144,15 +144,29 @@ class _Checked:
         self.bytes = 0
         self.bad: list[str] = []
         self.missing = 0
+        self.incomplete: dict[str, bool] = {}
 
     def count(self, record: ArtifactRecord, index: int, length_bytes: int, state: str) -> None:
         if state == "good":
             self.chunks += 1
             self.bytes += length_bytes
-        elif state == "bad":
+            return
+        self.incomplete[artifact_text(record.hash)] = record.pinned
+        if state == "bad":
             self.bad.append(f"{artifact_text(record.hash)}/{index}")
         else:
             self.missing += 1
+
+    def result(self, n_artifacts: int) -> r.VerifyResult:
+        return r.VerifyResult(
+            artifacts=n_artifacts,
+            chunks=self.chunks,
+            bytes=self.bytes,
+            bad_chunks=self.bad,
+            missing_chunks=self.missing,
+            incomplete=list(self.incomplete),
+            incomplete_pinned=[artifact for artifact, pinned in self.incomplete.items() if pinned],
+        )
 
 
 async def pin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResult:

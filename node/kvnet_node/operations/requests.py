@@ -320,6 +320,8 @@ class VerifyResult(Result, frozen=True, tag="verify"):
         artifacts, chunks, bytes: what was read and matched.
         bad_chunks: "artifact hash text/chunk index" of everything that did not match; quarantined.
         missing_chunks: chunks not held.
+        incomplete: hash text of each artifact that lacks chunks, bad ones included.
+        incomplete_pinned: those of them that are pinned, and so once were whole.
     """
 
     artifacts: int
@@ -327,6 +329,8 @@ class VerifyResult(Result, frozen=True, tag="verify"):
     bytes: int
     bad_chunks: list[str]
     missing_chunks: int = 0
+    incomplete: list[str] = []
+    incomplete_pinned: list[str] = []
 
 
 class PinResult(Result, frozen=True, tag="pin"):
