@@ -125,6 +125,15 @@ def test_a_malformed_target_is_a_usage_error(kvnet: Kvnet, verb: str, target: st
     assert (ran.code, ran.stdout) == (2, "")
 
 
+@pytest.mark.parametrize("target", ["bafyr4", "bafyr4i", "bafyr4iabc", "größe", "abc!"])
+def test_what_is_neither_a_name_nor_a_hash_is_told_how_both_look(kvnet: Kvnet, target: str) -> None:
+    ran = kvnet("show", target)
+    assert ran.code == 2
+    assert "`bafyr4i` and at least 8 more characters" in ran.stderr
+    assert target in ran.stderr
+    assert "kvnet add" not in ran.stderr
+
+
 def test_an_unknown_name_is_a_usage_error(kvnet: Kvnet) -> None:
     ran = kvnet("show", "handbook")
     assert ran.code == 2

@@ -5,7 +5,7 @@ import pytest
 
 from kvnet_node.events import Note, Progress, TextDelta
 from kvnet_node.operations.requests import PinResult
-from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_seconds, pairs
+from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_counted, format_seconds, pairs
 
 
 class Terminal(io.StringIO):
@@ -153,3 +153,8 @@ def test_durations_and_counts_are_readable() -> None:
     assert format_seconds(125) == "2 min 5 s"
     assert format_seconds(7260) == "2 h 1 min"
     assert format_count(12_288) == "12,288"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (12_288, "12,288 files")])
+def test_one_is_not_in_the_plural(count: int, text: str) -> None:
+    assert format_counted(count, "file") == text
