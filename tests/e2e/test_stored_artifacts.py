@@ -89,6 +89,9 @@ def test_a_damaged_chunk_is_found_named_and_fetched_again(kvnet: Kvnet, other: K
     verified = kvnet("--json", "verify")
     assert verified.code == 20
     assert verified.lines[-1]["bad_chunks"] == [f"{artifact_text(SAMPLE.hash)}/3"]
+    again = kvnet("verify")
+    assert again.code == 20, "what is pinned is still not whole"
+    assert f"kvnet fetch {artifact_text(SAMPLE.hash)}" in again.stderr
     started, _ = other.start()
     mended = kvnet.json("fetch", artifact_text(SAMPLE.hash), "--from", started["addresses"][0])
     assert (mended["complete"], mended["fetched_chunks"]) == (True, 1)
