@@ -276,7 +276,7 @@ async def test_a_request_nested_without_end_is_refused_and_the_node_goes_on(tmp_
 async def test_an_answer_that_cannot_be_written_costs_its_own_connection_only(tmp_path: Path) -> None:
     async def answer(name: str, _data: bytes, on_event: OnEvent) -> Any:
         if name == "bad":
-            on_event(Note("warning", "a file name that is no UTF-8: \udcff", {}))
+            on_event(Note("a file name that is no UTF-8: \udcff", "warning"))
             await trio.sleep_forever()
         return {}
 
