@@ -1,6 +1,7 @@
 """Settings shared by every test: a steady Hypothesis profile, and no test reads the user's own directories."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("NO_COLOR", "1")
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _default_interrupts() -> None:
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would the programs they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,22 @@ def test_what_was_skipped_and_how_long_it_will_take_is_said_before_the_work_star
 
 def engine_pid(node_pid: int) -> int:
     """The engine process of a node."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True)
-    found = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    (pid,) = {int(pid) for pid, parent, command in found if int(parent) == node_pid and "kvnet.engine" in command}
+    (pid,) = {pid for pid, parent, command in processes() if parent == node_pid and "kvnet.engine" in command}
     return pid
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Process id, parent and command of every process; a small Linux has no ``ps``, macOS no ``/proc``."""
+    if not Path("/proc/self/stat").exists():
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True)
+        for line in listed.stdout.splitlines():
+            pid, parent, command = line.split(None, 2)
+            yield int(pid), int(parent), command
+        return
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            yield int(folder.name), int(parent), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def test_an_engine_killed_in_the_middle_costs_its_own_request_only(node: Kvnet, tmp_path: Path) -> None:
