@@ -302,7 +302,7 @@ class ExchangeNode:
         del self._by_id[key]
         if self._sessions.get(peer) is session:
             del self._sessions[peer]
-            self._server.peer_gone(peer)
+            self._server.session_ended()
 
     async def _keep_sessions(self) -> None:
         """A session with every connected peer, so that a lookup finds them ready."""

@@ -109,9 +109,9 @@ class ChunkServer:
     def __len__(self) -> int:
         return len(self._table)
 
-    def peer_gone(self, peer: PeerId) -> None:
-        """The last session with a peer has ended."""
-        self._machine.peer_gone(peer)
+    def session_ended(self) -> None:
+        """A session with a peer has ended."""
+        self._machine.session_ended(trio.current_time())
 
     def answer(self, session: PeerSession, request: Request) -> Reply:
         """The reply to a control request."""

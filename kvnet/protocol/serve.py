@@ -291,9 +291,7 @@ class ServeMachine:
 
     def finished_chunks(self, peer: PeerId) -> None:
         """A `SendChunks` plan is done or given up."""
-        usage = self._usage.get(peer)
-        if usage is not None:
-            usage.chunks_in_flight -= 1
+        self._usage[peer].chunks_in_flight -= 1
 
     def delay_s(self, peer: PeerId, n_bytes: int, now: float) -> float:
         """Seconds to wait before this many chunk bytes are sent to a peer; they count as sent.
@@ -311,12 +309,24 @@ class ServeMachine:
         bucket.level -= n_bytes
         return max(0.0, -bucket.level / rate)
 
-    def peer_gone(self, peer: PeerId) -> None:
-        """The last connection to a peer has ended; nothing is remembered of it."""
-        usage = self._usage.get(peer)
-        # What is still on its way to it goes on counting, or it would count against a session that comes after.
-        if usage is not None and usage.chunks_in_flight == 0:
-            del self._usage[peer]
+    @property
+    def n_remembered(self) -> int:
+        """Peers whose usage is remembered."""
+        return len(self._usage)
+
+    def session_ended(self, now: float) -> None:
+        """A peer has gone: forget everybody who owes nothing.
+
+        Whoever has used up its budget, or has chunks on their way, is remembered: a new session is no new budget.
+        """
+        self._usage = {peer: usage for peer, usage in self._usage.items() if not self._owes_nothing(usage, now)}
+
+    def _owes_nothing(self, usage: _Usage, now: float) -> bool:
+        limits = self._limits
+        usage.requests.refill(limits.requests_per_s, limits.request_burst, now)
+        usage.bytes.refill(limits.bytes_per_s, limits.burst_bytes, now)
+        full = usage.requests.level >= limits.request_burst and usage.bytes.level >= limits.burst_bytes
+        return full and usage.chunks_in_flight == 0
 
     # --- inside ---
 

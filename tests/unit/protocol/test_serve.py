@@ -252,7 +252,7 @@ def test_chunk_requests_of_one_peer_at_once_are_limited() -> None:
     assert isinstance(ask("patient"), SendChunks)
     machine.finished_chunks(peer("eager"))
     assert isinstance(ask("eager"), SendChunks)
-    machine.peer_gone(peer("eager"))
+    machine.session_ended(0.0)
     machine.finished_chunks(peer("eager"))
     assert isinstance(ask("eager"), SendChunks)
 
@@ -265,11 +265,28 @@ def test_a_new_session_does_not_raise_the_limit_by_what_an_old_one_left_unfinish
         return machine.decide_chunks(peer("eager"), SLOTS, chunk_request(), held, POLICY, 0.0)
 
     assert [isinstance(ask(), SendChunks) for _ in range(2)] == [True, True]
-    machine.peer_gone(peer("eager"))
+    machine.session_ended(0.0)
     assert ask() == RefuseChunks((0, 1), RefusalReason.BUSY)
     for _ in range(2):
         machine.finished_chunks(peer("eager"))
     assert [isinstance(ask(), SendChunks) for _ in range(3)] == [True, True, False]
+
+
+def test_a_new_session_is_no_new_budget_and_who_owes_nothing_is_forgotten() -> None:
+    machine = ServeMachine(ServeLimits(requests_per_s=1.0, request_burst=2.0))
+    request = GetManifest(request_id=1, slot=3, artifact=NAME)
+    held = table()
+
+    def ask(now: float) -> Any:
+        return machine.decide(peer("eager"), SLOTS, request, held, POLICY, now).reply
+
+    assert [isinstance(ask(0.0), Refused) for _ in range(3)] == [False, False, True]
+    machine.session_ended(0.5)
+    assert machine.n_remembered == 1
+    assert isinstance(ask(0.5), Refused)
+    machine.session_ended(10.0)
+    assert machine.n_remembered == 0
+    assert not isinstance(ask(10.0), Refused)
 
 
 def test_refused_chunk_requests_do_not_count_as_in_flight() -> None:
