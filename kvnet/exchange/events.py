@@ -12,7 +12,7 @@ class PrefixFetched:
 
     Attributes:
         artifact: its artifact hash.
-        n_tokens: tokens it shares with the prompt.
+        n_tokens: tokens that it shares with the prompt and whose K/V is here.
         peer: the peer that most of it came from; empty when nothing had to be fetched.
         n_bytes: bytes fetched.
         n_chunks: chunks fetched.

@@ -5,7 +5,7 @@ manifest, the policy and in the end the token ids decide. Every failure on the w
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -15,7 +15,7 @@ from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, ProgressCallback, SessionsOf
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.reuse import Rejected, judge
+from kvnet.exchange.reuse import Rejected, held_tokens, judge
 from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.fingerprint import Fingerprint
@@ -188,7 +188,7 @@ class PrefixFinder:
                 share = _Share(deadline_s + GRACE_S, len(candidates) - tried)
                 fetched = await self._try(query, candidate, prompt, search, share)
                 if fetched is not None:
-                    search.fetched = _described(fetched, tokens, started_s)
+                    search.fetched = replace(fetched, seconds=trio.current_time() - started_s)
                     return search
         return search
 
@@ -271,7 +271,7 @@ class PrefixFinder:
         prompt: _Prompt,
         search: Search,
         share: _Share,
-    ) -> Fetched | None:
+    ) -> PrefixFetched | None:
         """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
         try:
             checked: _Checked | None = None
@@ -290,11 +290,13 @@ class PrefixFinder:
             )
             if race.scope.cancelled_caught:
                 search.reasons.append("peers were slower than computing; what had arrived is used")
+            self._published(fetched)
+            shared = prompt.held_tokens + checked.spared_tokens
+            usable = await self._lane.run(held_tokens, self._store, fetched.record, shared)
         except KvnetError as error:
             search.reasons.append(str(error))
             return None
-        self._published(fetched)
-        return fetched
+        return _described(fetched, usable)
 
     async def _check(
         self, query: LookupQuery, candidate: Candidate, prompt: _Prompt, search: Search
@@ -378,13 +380,14 @@ class _Race:
             await self._progress(event)
 
 
-def _described(fetched: Fetched, tokens: Sequence[int], started_s: float) -> PrefixFetched:
-    delivered = sorted(fetched.delivered.items(), key=lambda item: -item[1].n_bytes)
+def _described(fetched: Fetched, n_tokens: int) -> PrefixFetched:
+    useful = [item for item in fetched.delivered.items() if item[1].n_bytes]
+    delivered = sorted(useful, key=lambda item: -item[1].n_bytes)
     return PrefixFetched(
         artifact=ArtifactHash(fetched.record.hash),
-        n_tokens=min(fetched.record.manifest.n_tokens, len(tokens) - 1),
+        n_tokens=n_tokens,
         peer=delivered[0][0] if delivered else PeerId(b""),
         n_bytes=fetched.fetched_bytes,
         n_chunks=fetched.fetched_chunks,
-        seconds=trio.current_time() - started_s,
+        seconds=fetched.seconds,
     )

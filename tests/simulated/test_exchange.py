@@ -82,6 +82,9 @@ async def test_reuse_ends_at_the_first_token_that_differs_inside_a_block(
     await b.meet(a)
     prompt = [*TOKENS[:777], 250, *TOKENS[778:]]
     assert TOKENS[777] != 250
+    search = await b.exchange.finder.search(b.engine.info, prompt, 0)
+    assert search.fetched is not None
+    assert (search.fetched.n_tokens, search.fetched.peer) == (777, a.network.peer_id)
     warm = await b.generate(prompt)
     assert warm.reused_tokens == 777
     assert warm.text == (await b.generate(prompt, reuse=False)).text
