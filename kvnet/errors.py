@@ -26,7 +26,11 @@ ends with, and each instance an optional ``hint`` that names the next step::
     │   └── PortInUseError         60   a port asked for is taken
     ├── EngineError                80   the engine cannot do this
     │   ├── EngineCrashedError     80   the engine process ended by itself
-    │   └── OverBudgetError        80   more memory or window than there is
+    │   ├── PromptError            80   a prompt that the chat template does not take
+    │   ├── NoLiveStateError       80   nothing in RAM to export, and computing was not asked for
+    │   ├── BusyError              80   no room for this request within the time it may wait
+    │   └── OverBudgetError        80   more memory than there is
+    │       └── WindowError        80   more tokens than the model's window holds
     └── InterruptedByUserError    130   Ctrl-C or a stop request
 """
 
@@ -197,10 +201,34 @@ class EngineCrashedError(EngineError):
     code = "engine_crashed"
 
 
+class PromptError(EngineError):
+    """Messages, tools or a prompt that the model's chat template does not take."""
+
+    code = "prompt"
+
+
+class NoLiveStateError(EngineError):
+    """An export that was not to compute anything found no live cache that covers it."""
+
+    code = "no_live_state"
+
+
+class BusyError(EngineError):
+    """What runs leaves no room for this request within the time it may wait."""
+
+    code = "busy"
+
+
 class OverBudgetError(EngineError):
     """More memory or a longer prompt than the device or the model's window allows."""
 
     code = "over_budget"
+
+
+class WindowError(OverBudgetError):
+    """A prompt and its answer that are longer than the model's window."""
+
+    code = "over_window"
 
 
 class InterruptedByUserError(KvnetError):

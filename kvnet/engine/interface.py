@@ -8,6 +8,7 @@ writes tiles into a file the caller gives, and the caller hashes them again befo
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,6 +107,8 @@ class ExportRequest:
         first_block: blocks before it are not written; they must be covered by ``restore``.
         codec: how tiles are stored.
         context_size_bytes: size of the context chunks in the artifact to be, so that chunk indices agree.
+        prefill: compute what neither a live cache nor ``restore`` covers; otherwise such an export is refused.
+        background: give way to every request that somebody waits for, between two blocks.
     """
 
     tokens: Sequence[int]
@@ -115,6 +118,8 @@ class ExportRequest:
     first_block: int = 0
     codec: Codec = Codec.RAW
     context_size_bytes: int = 0
+    prefill: bool = True
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,159 @@ class LogitsRequest:
     one_shot: bool = False
 
 
+class PromptKind(StrEnum):
+    """Which of the two completion endpoints a body is for."""
+
+    CHAT = "chat"
+    TEXT = "text"
+
+
+class BoundaryKind(StrEnum):
+    """Why a place in a prompt is one where other prompts may part from it."""
+
+    TOOLS = "tools"
+    SYSTEM = "system"
+    MESSAGE = "message"
+    MARK = "mark"
+    STABLE = "stable"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The first ``n_tokens`` tokens of a prompt are those up to the end of something.
+
+    Attributes:
+        n_tokens: from the start; at least 1, at most the prompt.
+        kind: what ends there.
+        n_messages: how many of the prompt's messages lie before it.
+    """
+
+    n_tokens: int
+    kind: BoundaryKind
+    n_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A prompt to be tokenized as the completion endpoints would.
+
+    Attributes:
+        kind: of the body.
+        body: the JSON body of an OpenAI-style request: ``messages`` and ``tools``, or ``prompt``.
+        template_inputs: frozen inputs of the chat template; empty to render as of now.
+        marks: message counts after which the client asked for a cache breakpoint, ascending.
+    """
+
+    kind: PromptKind
+    body: bytes
+    template_inputs: JsonObject
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A tokenized prompt.
+
+    Attributes:
+        tokens: all token ids, from one tokenization, ready for the answer.
+        boundaries: where other prompts may part from it, ascending by tokens.
+        stable_tokens: how many tokens the next turn of this conversation will begin with, whatever the answer; where
+            the template rewrites earlier reasoning, the tokens before it.
+        live_tokens: of how many tokens, from the start, a live cache holds the K/V at the moment.
+    """
+
+    tokens: tuple[int, ...]
+    boundaries: tuple[Boundary, ...]
+    stable_tokens: int
+    live_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A request to a completion endpoint, prepared.
+
+    Attributes:
+        kind: of the body.
+        body: the JSON body, as it was prepared.
+        prompt: from ``Engine.prepare``.
+        restore: state to continue from when no live cache holds more.
+        use_live: continue from live caches.
+        keep_live: keep live caches of this prompt and its answer.
+    """
+
+    kind: PromptKind
+    body: bytes
+    prompt: PreparedPrompt
+    restore: RestorePlan | None = None
+    use_live: bool = True
+    keep_live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionStarted:
+    """The request is accepted and what could be reused is in place; prefill begins.
+
+    Attributes:
+        status: HTTP status of the answer; bodies of 400 and above are JSON with ``error``.
+        content_type: of the body: JSON, or an event stream.
+        live_tokens: prompt tokens continued from a live cache.
+        restored_tokens: prompt tokens restored from the plan; at most one of the two is above 0.
+        restore_s: seconds of the restore.
+    """
+
+    status: int
+    content_type: str
+    live_tokens: int
+    restored_tokens: int
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBody:
+    """A piece of the answer's body, to be passed on at once."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The completion is finished.
+
+    Attributes:
+        tokens: the token ids generated, without an end token.
+        finish_reason: ``"stop"``, ``"length"`` or ``"tool_calls"``.
+        held_tokens: how many tokens of prompt + answer, from the start, a live cache holds now; 0 when not kept.
+        ttft_s: seconds from the request to the first token, inside the engine.
+        prefilled_tokens: prompt tokens computed.
+        prefill_s: seconds of prefill, without the last token.
+        decode_s: seconds from the first token to the last.
+    """
+
+    tokens: tuple[int, ...]
+    finish_reason: str
+    held_tokens: int
+    ttft_s: float
+    prefilled_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first ``n_tokens`` tokens of a state were restored from the artifact with this manifest."""
+
+    manifest: bytes
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCaches:
+    """The live caches of an engine: how many, and how many bytes of K/V."""
+
+    n_caches: int
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
     """``done_tokens`` of ``total_tokens`` have their K/V, restored ones included."""
@@ -156,13 +314,23 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The export is finished; every tile written, in plan order."""
+    """The export is finished; every tile written, in plan order.
+
+    Attributes:
+        chunks: what was written.
+        restored_tokens: tokens restored from the plan, or continued from a live cache.
+        prefilled_tokens: tokens computed now.
+        restore_s: seconds of restore.
+        prefill_s: seconds of prefill.
+        origins: artifacts that a live cache continued from, besides the plan of the request.
+    """
 
     chunks: tuple[WrittenChunk, ...]
     restored_tokens: int
     prefilled_tokens: int
     restore_s: float
     prefill_s: float
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +383,7 @@ class Logits:
 
 ExportEvent = PrefillProgress | Exported
 GenerateEvent = PrefillProgress | FirstToken | TextDelta | Generated
+CompletionEvent = CompletionStarted | CompletionBody | Completed
 
 
 class Engine(Protocol):
@@ -262,7 +431,43 @@ class Engine(Protocol):
             IntegrityError: restored bytes do not match their hash.
             OverBudgetError: the tokens exceed the window or the memory budget.
             EngineCrashedError: the engine process ended.
+            NoLiveStateError: ``prefill`` is off, and something would have to be computed.
         """
+        ...
+
+    async def prepare(self, request: PromptRequest) -> PreparedPrompt:
+        """Tokenizes a completion request's prompt and says where it may be cut.
+
+        Raises:
+            PromptError: the body holds no prompt that this model's template takes; says what was expected.
+        """
+        ...
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionEvent, None]:
+        """Answers a completion request, as mlx-lm's server would.
+
+        The first event is ``CompletionStarted`` and the last ``Completed``. A request that the parameters forbid is
+        answered with a status of 400 and a body, and nothing is generated.
+
+        Raises:
+            IntegrityError: restored bytes do not match their hash; before ``CompletionStarted``.
+            CompatibilityError: the state to restore is not for this model; before ``CompletionStarted``.
+            OverBudgetError: the tokens exceed the window or the memory budget; before ``CompletionStarted``.
+            EngineError: anything else, at any time.
+            EngineCrashedError: the engine process ended, at any time.
+        """
+        ...
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included: to show where two prompts part."""
+        ...
+
+    async def live(self) -> LiveCaches:
+        """What is held in RAM for prompts to come."""
+        ...
+
+    async def drop_live(self) -> None:
+        """Forgets every live cache, for example because a publisher is no longer trusted."""
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
