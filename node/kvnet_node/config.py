@@ -21,11 +21,14 @@ MAX_DEFAULT_QUOTA_BYTES = 50 * GIGABYTE
 """The quota never exceeds this unless the owner says so."""
 DEFAULT_MIN_FREE_BYTES = 20 * GIGABYTE
 """Left free on a large disk; see ``default_min_free_bytes`` for smaller or fuller ones."""
+DEFAULT_API_LISTEN = ("127.0.0.1:5863",)
+"""Where the HTTP endpoint listens: this machine alone."""
 DEFAULT_PORT = 5864
 DEFAULT_LISTEN = (f"0.0.0.0:{DEFAULT_PORT}", f"[::]:{DEFAULT_PORT}")
 """All interfaces, IPv4 and IPv6."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?")
+_SWITCHES = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _UNITS = {
     None: 1,
     "B": 1,
@@ -101,6 +104,21 @@ def _seconds(value: Any) -> float:
     return number
 
 
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _SWITCHES:
+        return _SWITCHES[value.lower()]
+    raise ValueError("expected on or off")
+
+
+def _count(value: Any) -> int:
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 10**9:
+        raise ValueError("expected a whole number above 0")
+    return number
+
+
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
@@ -124,6 +142,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("network.bootstrap", _texts, "addresses of nodes to connect to at start, /ip4/…/p2p/…"),
     Setting("reuse.numerics", _one_of("compatible", "exact"), "whether state from other chips or versions is used"),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
+    Setting("api.enabled", _switch, "whether the running node answers HTTP clients: on or off"),
+    Setting("api.listen", _texts, "addresses of the HTTP endpoint, HOST:PORT each; port 0 is any free one"),
+    Setting("api.token", _text, "what clients must send as `Authorization: Bearer`; needed beyond this machine"),
+    Setting("api.allowed_hosts", _texts, "further names clients may reach the endpoint by (`Host` header)"),
+    Setting("api.allowed_origins", _texts, "web pages that may use the endpoint, such as http://localhost:3000"),
+    Setting("api.max_body_bytes", parse_size_bytes, "the longest request body"),
+    Setting("api.max_tokens", _count, "tokens generated at most when a request does not say"),
+    Setting("api.queue_requests", _count, "requests that may wait or run at one engine; more get 503"),
+    Setting("api.drain_s", _seconds, "seconds that running requests get when the node is told to stop"),
+    Setting("engine.idle_unload_s", _seconds, "seconds after which a model that nobody uses leaves memory"),
+    Setting("prompt.remove_billing_line", _switch, "whether the billing line some agents send is taken out of prompts"),
 )
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
@@ -144,6 +173,18 @@ class Config:
         bootstrap: multiaddress texts.
         numerics: "compatible" or "exact".
         announce_interval_s: seconds between two announcements of the same artifact.
+        api_enabled: whether the running node answers HTTP clients.
+        api_listen: HOST:PORT texts.
+        api_listen_asked: whether they were asked for.
+        api_token: what clients must send; "" asks for nothing.
+        api_allowed_hosts: further names in ``Host``.
+        api_allowed_origins: values of ``Origin`` that are let in.
+        api_max_body_bytes: the longest request body.
+        api_max_tokens: of an answer whose request does not say.
+        api_queue_requests: at one engine, running ones included.
+        api_drain_s: what running requests get at the end.
+        engine_idle_unload_s: after which an unused engine ends.
+        remove_billing_line: take it out of prompts.
         origins: key -> "default", "config.toml", "environment" or "flag".
     """
 
@@ -157,10 +198,22 @@ class Config:
     bootstrap: tuple[str, ...]
     numerics: str
     announce_interval_s: float
+    api_enabled: bool
+    api_listen: tuple[str, ...]
+    api_listen_asked: bool
+    api_token: str
+    api_allowed_hosts: tuple[str, ...]
+    api_allowed_origins: tuple[str, ...]
+    api_max_body_bytes: int
+    api_max_tokens: int
+    api_queue_requests: int
+    api_drain_s: float
+    engine_idle_unload_s: float
+    remove_billing_line: bool
     origins: Mapping[str, str]
 
     def values(self) -> dict[str, Any]:
-        """Every key and its value, in the order of the documentation."""
+        """Every key and its value, in the order of the documentation; of a secret only whether there is one."""
         return {
             "model.default": self.model_default,
             "model.paths": list(self.model_paths),
@@ -171,6 +224,17 @@ class Config:
             "network.bootstrap": list(self.bootstrap),
             "reuse.numerics": self.numerics,
             "announce.interval_s": self.announce_interval_s,
+            "api.enabled": self.api_enabled,
+            "api.listen": list(self.api_listen),
+            "api.token": "(set)" if self.api_token else "",
+            "api.allowed_hosts": list(self.api_allowed_hosts),
+            "api.allowed_origins": list(self.api_allowed_origins),
+            "api.max_body_bytes": self.api_max_body_bytes,
+            "api.max_tokens": self.api_max_tokens,
+            "api.queue_requests": self.api_queue_requests,
+            "api.drain_s": self.api_drain_s,
+            "engine.idle_unload_s": self.engine_idle_unload_s,
+            "prompt.remove_billing_line": self.remove_billing_line,
         }
 
 
@@ -268,6 +332,17 @@ def load_config(
         "network.bootstrap": (),
         "reuse.numerics": "compatible",
         "announce.interval_s": 900.0,
+        "api.enabled": True,
+        "api.listen": DEFAULT_API_LISTEN,
+        "api.token": "",
+        "api.allowed_hosts": (),
+        "api.allowed_origins": (),
+        "api.max_body_bytes": 64 << 20,
+        "api.max_tokens": 4096,
+        "api.queue_requests": 32,
+        "api.drain_s": 20.0,
+        "engine.idle_unload_s": 900.0,
+        "prompt.remove_billing_line": True,
     }
     origins = dict.fromkeys(values, "default")
     for key, value in _file_values(data_dir / "config.toml").items():
@@ -290,5 +365,17 @@ def load_config(
         bootstrap=values["network.bootstrap"],
         numerics=values["reuse.numerics"],
         announce_interval_s=values["announce.interval_s"],
+        api_enabled=values["api.enabled"],
+        api_listen=values["api.listen"],
+        api_listen_asked=origins["api.listen"] != "default",
+        api_token=values["api.token"],
+        api_allowed_hosts=values["api.allowed_hosts"],
+        api_allowed_origins=values["api.allowed_origins"],
+        api_max_body_bytes=values["api.max_body_bytes"],
+        api_max_tokens=values["api.max_tokens"],
+        api_queue_requests=values["api.queue_requests"],
+        api_drain_s=values["api.drain_s"],
+        engine_idle_unload_s=values["engine.idle_unload_s"],
+        remove_billing_line=values["prompt.remove_billing_line"],
         origins=origins,
     )
