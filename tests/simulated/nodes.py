@@ -10,8 +10,8 @@ from blake3 import blake3
 
 from kvnet.engine.interface import Engine
 from kvnet.engine.toy import open_toy_engine
-from kvnet.exchange.events import PrefixFetched
 from kvnet.exchange.fetcher import Fetched
+from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.lane import InlineLane
@@ -86,10 +86,8 @@ class Node:
     ) -> Answer:
         """Generate, asking peers too."""
 
-        async def search(engine: Engine, prompt: Sequence[int], held: int) -> PrefixFetched | None:
-            return (
-                await self.exchange.finder.search(engine.info, prompt, held, prefill_tokens_s=prefill_tokens_s)
-            ).fetched
+        async def search(engine: Engine, prompt: Sequence[int], held: int) -> Search:
+            return await self.exchange.finder.search(engine.info, prompt, held, prefill_tokens_s=prefill_tokens_s)
 
         generator = Generator(self.store, self.lane, self.identity, search)
         answer: Answer | None = None

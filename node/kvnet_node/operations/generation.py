@@ -12,7 +12,8 @@ import trio
 from kvnet.engine.interface import Engine, PrefillProgress, TextDelta, frozen_template_inputs
 from kvnet.errors import KvnetError, OverBudgetError, UnknownModelError, UsageError
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
-from kvnet.exchange.events import FetchProgress, PrefixFetched
+from kvnet.exchange.events import FetchProgress
+from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.generation import Source as ReuseSource
 from kvnet.exchange.publisher import Added
@@ -144,7 +145,7 @@ async def _fetch_beginning(ctx: OperationContext, engine: Engine, tokens: Sequen
         find_local, services.store, engine.info, services.identity, tokens, limit_tokens=len(tokens)
     )
     held = found.hit.n_tokens if found.hit is not None else 0
-    fetched = await _PeerSearch(ctx)(engine, tokens, held) if held < len(tokens) else None
+    fetched = (await _PeerSearch(ctx)(engine, tokens, held)).fetched if held < len(tokens) else None
     if fetched is not None:
         ctx.note(
             f"{fetched.n_tokens:,} tokens came from peer {peer_text(fetched.peer)}"
@@ -275,7 +276,6 @@ async def _generate(
             if isinstance(event, Answer):
                 prefilled = event.prefilled_tokens
                 services.speeds.note(engine.info.path, prefilled, event.prefill_s)
-                search.rejected += event.rejected
                 return event
             if isinstance(event, TextDelta):
                 ctx.emit(TextEvent(event.text))
@@ -295,13 +295,12 @@ def check_window(n_tokens: int, max_tokens: int, window_tokens: int) -> None:
 
 
 class _PeerSearch:
-    """Asks peers for a longer prefix, and keeps the reasons why there was none."""
+    """Asks peers for a longer prefix, and says why there was none."""
 
     def __init__(self, ctx: OperationContext) -> None:
         self._ctx = ctx
-        self.rejected: list[Rejected] = []
 
-    async def __call__(self, engine: Engine, tokens: Sequence[int], held_tokens: int) -> PrefixFetched | None:
+    async def __call__(self, engine: Engine, tokens: Sequence[int], held_tokens: int) -> Search:
         services = self._ctx.services
         assert services.node is not None  # noqa: S101 - given to a generator only then
 
@@ -315,10 +314,9 @@ class _PeerSearch:
         found = await services.node.finder.search(
             engine.info, tokens, held_tokens, prefill_tokens_s=speed, progress=progress
         )
-        self.rejected += found.rejected
         for reason in found.reasons:
             self._ctx.note(f"peers: {reason}")
-        return found.fetched
+        return found
 
 
 def _fields(ctx: OperationContext, answer: Answer, engine: Engine, max_tokens: int) -> dict[str, Any]:

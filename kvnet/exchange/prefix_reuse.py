@@ -1,0 +1,220 @@
+"""The longest prefix to continue from - in RAM, on disk, at peers - and what to try when its restore fails.
+
+Reuse may only make an answer come sooner. Whatever goes wrong with it ends in plain local prefill.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import trio
+
+from kvnet.engine.interface import Engine, RestorePlan
+from kvnet.errors import BusyError, EngineCrashedError, IntegrityError, KvnetError, OverBudgetError, StoreError
+from kvnet.exchange.events import PrefixFetched
+from kvnet.exchange.finder import Search
+from kvnet.exchange.identity import Identity
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.reuse import Found, PrefixHit, Rejected, find_local, restore_plan
+from kvnet.format.hashes import ArtifactHash
+from kvnet.protocol.ids import PeerId
+from kvnet.store.interface import Store
+
+FetchPrefix = Callable[[Engine, Sequence[int], int], Awaitable[Search]]
+"""Asks peers for a longer prefix than the ``n`` tokens held; what they have is in the store when it returns."""
+
+REUSE_ATTEMPTS = 2
+"""Restores that are tried: a second one when the first found damaged chunks, which may have come again from a peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where reused K/V came from.
+
+    Attributes:
+        source: ``"disk"`` or ``"peer"``.
+        peer: whom it was fetched from; empty for ``disk``.
+        tokens: tokens reused from it.
+        n_bytes: stored bytes fetched, or read from disk.
+        seconds: seconds from the lookup to the last byte fetched; for ``disk``, of the restore.
+        signer: the 32-byte publisher key that signed it.
+        artifact: its artifact hash.
+    """
+
+    source: str
+    peer: PeerId
+    tokens: int
+    n_bytes: int
+    seconds: float
+    signer: bytes
+    artifact: ArtifactHash
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a prefix is looked for.
+
+    Attributes:
+        tokens: the whole prompt's token ids, from one tokenization.
+        live_tokens: of these, from the start, held in RAM by the engine.
+        ask_peers: peers may be asked.
+        touch: note the use of what is found, so that it is evicted later.
+    """
+
+    tokens: Sequence[int]
+    live_tokens: int = 0
+    ask_peers: bool = True
+    touch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The longest prefix found, and what led there.
+
+    Attributes:
+        plan: how to restore it; ``None`` when RAM holds as much, or nothing was found.
+        hit: the artifact behind the plan.
+        fetched: what peers delivered for it.
+        stored_tokens: tokens that usable artifacts on disk cover, whether or not they are to be restored.
+        lookup_s: seconds spent looking, fetching included.
+        rejected: artifacts that fitted and are not used.
+        reasons: why peers brought nothing, or nothing better.
+    """
+
+    plan: RestorePlan | None = None
+    hit: PrefixHit | None = None
+    fetched: PrefixFetched | None = None
+    stored_tokens: int = 0
+    lookup_s: float = 0.0
+    rejected: tuple[Rejected, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def artifact(self) -> ArtifactHash:
+        """The artifact behind the plan; zeros when there is none."""
+        return self.hit.artifact if self.hit is not None else ArtifactHash(bytes(32))
+
+    def sources(self, restored_tokens: int, restore_s: float) -> tuple[Source, ...]:
+        """Where the restored tokens came from; nothing when none were."""
+        hit, plan, fetched = self.hit, self.plan, self.fetched
+        if hit is None or plan is None or not restored_tokens:
+            return ()
+        signer = hit.manifest.publisher
+        if fetched is not None and fetched.artifact == hit.artifact:
+            return (
+                Source("peer", fetched.peer, restored_tokens, fetched.n_bytes, fetched.seconds, signer, hit.artifact),
+            )
+        read = sum(chunk.length_bytes for chunk in plan.chunks)
+        return (Source("disk", PeerId(b""), restored_tokens, read, restore_s, signer, hit.artifact),)
+
+
+def may_be_the_prefix(error: KvnetError) -> bool:
+    """Whether the same request could succeed without the prefix it was to continue from."""
+    return not isinstance(error, EngineCrashedError | OverBudgetError | BusyError)
+
+
+class PrefixReuse:
+    """Finds what to continue from.
+
+    Args:
+        store: where artifacts are.
+        lane: where blocking store work runs.
+        identity: namespaces and policy.
+        fetch_prefix: how to ask peers; ``None`` to use the store alone.
+        exact_only: reuse only artifacts whose verdict is ``EXACT``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lane: Lane,
+        identity: Identity,
+        fetch_prefix: FetchPrefix | None,
+        *,
+        exact_only: bool = False,
+    ) -> None:
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+        self._fetch_prefix = fetch_prefix
+        self._exact_only = exact_only
+
+    async def find(self, engine: Engine, wanted: Wanted) -> Prefix:
+        """The longest prefix here; or, when peers have a longer one that they deliver in time, theirs.
+
+        Disk is read only for more than RAM holds, and peers are asked only for more than both.
+        """
+        began_s = trio.current_time()
+        limit = len(wanted.tokens) - 1
+        local = await self._local(engine, wanted.tokens)
+        held = max(wanted.live_tokens, _n_tokens(local))
+        search = Search()
+        if self._fetch_prefix is not None and wanted.ask_peers and held < limit:
+            search = await self._fetch_prefix(engine, wanted.tokens, held)
+            if search.fetched is not None:
+                local = await self._local(engine, wanted.tokens)
+        prefix = Prefix(
+            fetched=search.fetched,
+            stored_tokens=_n_tokens(local),
+            rejected=_merged(local.rejected, search.rejected),
+            reasons=tuple(dict.fromkeys(search.reasons)),
+        )
+        if local.hit is not None and local.hit.n_tokens > wanted.live_tokens:
+            prefix = await self._planned(prefix, local.hit, touch=wanted.touch)
+        return replace(prefix, lookup_s=trio.current_time() - began_s)
+
+    async def _planned(self, prefix: Prefix, hit: PrefixHit, *, touch: bool) -> Prefix:
+        """With the plan to restore a hit; without, when one of its chunks has gone meanwhile."""
+        try:
+            plan = await self._lane.run(restore_plan, self._store, hit.record, hit.n_tokens)
+        except StoreError:
+            plan = None
+        if plan is None:
+            return prefix
+        if touch:
+            with suppress(StoreError):
+                # On a full disk the use cannot be noted; that is no reason not to use it.
+                await self._lane.run(self._store.touch, hit.artifact)
+        return replace(prefix, plan=plan, hit=hit)
+
+    async def _local(self, engine: Engine, tokens: Sequence[int]) -> Found:
+        try:
+            return await self._lane.run(
+                find_local,
+                self._store,
+                engine.info,
+                self._identity,
+                tokens,
+                limit_tokens=len(tokens) - 1,
+                exact_only=self._exact_only,
+            )
+        except (StoreError, IntegrityError) as error:
+            return Found(None, (Rejected(ArtifactHash(bytes(32)), "store", str(error)),))
+
+    async def after_failure(self, engine: Engine, wanted: Wanted, prefix: Prefix, error: KvnetError) -> Prefix:
+        """What to try next: after damage, whatever is left here or comes from peers; after anything else, nothing."""
+        rejected = (*prefix.rejected, Rejected(prefix.artifact, "restore_failed", str(error)))
+        if not isinstance(error, IntegrityError):
+            return replace(prefix, plan=None, hit=None, fetched=None, rejected=rejected)
+        await self._set_aside_damage(prefix)
+        again = await self.find(engine, wanted)
+        return replace(again, rejected=_merged(rejected, again.rejected), lookup_s=prefix.lookup_s + again.lookup_s)
+
+    async def _set_aside_damage(self, prefix: Prefix) -> None:
+        """The engine read bytes that do not match: those chunks count as not held from now on, and can come again."""
+        if prefix.hit is not None:
+            with suppress(StoreError):
+                await self._lane.run(self._store.verify, prefix.hit.artifact)
+
+
+def without_prefix(prefix: Prefix) -> Prefix:
+    """Nothing to continue from any more; why is kept."""
+    return replace(prefix, plan=None, hit=None, fetched=None)
+
+
+def _n_tokens(found: Found) -> int:
+    return found.hit.n_tokens if found.hit is not None else 0
+
+
+def _merged(first: Sequence[Rejected], second: Sequence[Rejected]) -> tuple[Rejected, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
