@@ -2,20 +2,23 @@
 
 It gets evaluated caches with exactly one token left to feed and owns them from then on. The batch is
 mlx-lm's ``GenerationBatch``: what its ``BatchGenerator`` drives once prompts are done. Here the prefill lane does them.
+
+Whoever is told of tokens takes them without blocking: one slow reader never holds up the others.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 
-from kvnet.engine.mlx.caches import as_batch
+from kvnet.engine.mlx.caches import as_batch, evaluate
 from kvnet.engine.mlx.requests import Request, microseconds
+from kvnet.engine.mlx.stopping import StopText
 from kvnet.engine.wire import DeltaEvent, FirstTokenEvent, GeneratedEvent, error_event, text_bytes
 from kvnet.format.prefix import tokens_to_bytes
 
@@ -25,20 +28,69 @@ MAX_BATCH = 32
 CLEAR_EVERY_STEPS = 512
 """Decode steps after which MLX's free buffers are given back, as mlx-lm does."""
 
+Finished = Callable[[list[Any], list[int]], int]
+"""Takes the evaluated caches of one sequence and the token ids they hold, in the decode thread; returns how many of
+these tokens a live cache holds from now on. Keep it short: everything that decodes waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of an answer; the attributes are those of mlx-lm's ``server.Response``.
+
+    Attributes:
+        text: what became readable with it; with a token that ends the answer, what was held back before it.
+        token: the token id, an end token included.
+        logprob: its log probability; 0 unless asked for.
+        finish_reason: ``"stop"`` or ``"length"`` with the last piece, else ``None``.
+        top_tokens: the likeliest tokens instead of it, each with id, token and logprob; empty unless asked for.
+    """
+
+    text: str
+    token: int
+    logprob: float = 0.0
+    finish_reason: str | None = None
+    top_tokens: tuple[dict[str, Any], ...] = ()
+
+
+class Sink(Protocol):
+    """Where a generation's tokens go; no method blocks or raises."""
+
+    def first(self, ttft_s: float) -> None:
+        """The first token is there."""
+        ...
+
+    def told(self, piece: Piece) -> None:
+        """The next token."""
+        ...
+
+    def ended(self, generation: "Generation", reason: str) -> None:
+        """The answer is complete, and the memory given back."""
+        ...
+
 
 @dataclass(slots=True)
 class Generation:
     """One sequence handed over for decoding.
 
     Attributes:
-        request: who asked.
+        request: who asked; errors go to it.
         caches: evaluated caches holding all of the prompt but its last token.
         tokens: the whole prompt.
         max_tokens: how many tokens to make at most; at least 1.
-        restored_tokens: prompt tokens restored; the rest was prefilled.
+        restored_tokens: prompt tokens restored or continued from a live cache; the rest was prefilled.
         restore_s: seconds spent restoring.
         prefill_s: seconds spent in prefill.
         release: called once when the memory is free again.
+        sink: where tokens go; ``None`` for the events of a plain generation.
+        sampler: log probabilities (1, vocabulary) to a token (1,); ``None`` takes the likeliest.
+        processors: change logits before they are normalised; see every token of the prompt and the answer. They must
+            not raise: the whole batch would fail.
+        stop: token sequences that end the answer, end tokens included; ``None`` for the end tokens alone.
+        stop_texts: texts that end the answer wherever they appear in it.
+        logprobs: tell each token's log probability.
+        top_logprobs: how many of the likeliest tokens to tell.
+        finished: takes the caches at the end, also when the request was given up; ``None`` to drop them.
+        failure: an exception that a processor kept to itself; fails this generation alone.
     """
 
     request: Request
@@ -49,11 +101,62 @@ class Generation:
     restore_s: float
     prefill_s: float
     release: Callable[[], None]
+    sink: Sink | None = None
+    sampler: Callable[[mx.array], mx.array] | None = None
+    processors: Sequence[Any] = ()
+    stop: StopSequences | None = None
+    stop_texts: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    finished: Finished | None = None
+    failure: Callable[[], Exception | None] = lambda: None
     detokenizer: Any = None
+    stop_text: StopText | None = None
     made: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
     ttft_s: float = 0.0
+    ended_s: float = 0.0
+    held_tokens: int = 0
     joined: bool = False
+
+
+class _EventSink:
+    """Tells a plain generation as events."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._text: list[str] = []
+        self._last = 0
+
+    def first(self, ttft_s: float) -> None:
+        self._request.send(FirstTokenEvent(self._request.id, microseconds(ttft_s)))
+
+    def told(self, piece: Piece) -> None:
+        if piece.finish_reason == "stop":
+            # What was held back waiting for the rest of a character belongs to the last token told.
+            if piece.text and self._text:
+                self._delta(piece.text, self._last)
+            return
+        self._delta(piece.text, piece.token)
+
+    def _delta(self, text: str, token: int) -> None:
+        self._last = token
+        self._text.append(text)
+        self._request.send(DeltaEvent(self._request.id, text_bytes(text), token))
+
+    def ended(self, generation: Generation, reason: str) -> None:
+        self._request.send(
+            GeneratedEvent(
+                id=self._request.id,
+                text=text_bytes("".join(self._text)),
+                tokens=tokens_to_bytes(generation.made),
+                finish_reason=reason,
+                ttft_us=microseconds(generation.ttft_s),
+                restored_tokens=generation.restored_tokens,
+                prefilled_tokens=len(generation.tokens) - generation.restored_tokens,
+                restore_us=microseconds(generation.restore_s),
+                prefill_us=microseconds(generation.prefill_s),
+            )
+        )
 
 
 class DecodeThread:
@@ -67,8 +170,7 @@ class DecodeThread:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._end_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
-        self._stop = StopSequences([[token] for token in sorted(self._end_tokens)])
+        self._stop = StopSequences([[token] for token in sorted(int(t) for t in tokenizer.eos_token_ids)])
         self._arrivals: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._waiting: list[Generation] = []
         self._running: dict[int, Generation] = {}
@@ -121,42 +223,47 @@ class DecodeThread:
 
         The batch itself would tell the first token only after the second forward pass was under way.
         """
+        generation.sink = generation.sink or _EventSink(generation.request)
         batch = self._batch_of(generation)
         [first] = batch._next_tokens.tolist()
         generation.ttft_s = time.monotonic() - generation.request.accepted_s
-        generation.request.send(FirstTokenEvent(generation.request.id, microseconds(generation.ttft_s)))
-        ended = "stop" if first in self._end_tokens else "length" if generation.max_tokens == 1 else ""
-        if ended != "stop":
-            self._tell(generation, int(first), last=bool(ended))
-        if ended:
-            self._finish(generation, ended)
+        generation.sink.first(generation.ttft_s)
+        stopped = (generation.stop or self._stop).matcher().advance(first)
+        reason = "stop" if stopped else "length" if generation.max_tokens == 1 else None
+        ended = self._tell(generation, int(first), batch._next_logprobs[0], reason)
+        if ended is not None:
+            self._finish(generation, ended, batch.extract_cache(0), batch.tokens[0])
             return None
         batch.uids[0], self._next_uid = self._next_uid, self._next_uid + 1
         return batch
 
     def _batch_of(self, generation: Generation) -> Any:
+        sampler = generation.sampler or _greedy
         batch = GenerationBatch(
             self._model,
             [0],
             mx.array([generation.tokens[-1]]),
             as_batch(generation.caches),
             [generation.tokens[:-1]],
-            [_greedy],
+            [sampler],
             _greedy,
-            [[]],
-            [self._stop],
+            [list(generation.processors)],
+            [generation.stop or self._stop],
             [generation.max_tokens],
         )
         generation.caches = []
         generation.detokenizer = self._tokenizer.detokenizer
+        generation.stop_text = StopText(generation.stop_texts)
         return batch
 
     def _step(self) -> None:
         for response in self._batch.next():
             generation = self._running[response.uid]
             try:
+                if failure := generation.failure():
+                    raise failure
                 self._take(generation, response)
-            except Exception as error:  # noqa: BLE001 - text of one sequence harms no other
+            except Exception as error:  # noqa: BLE001 - one sequence harms no other
                 self._remove({response.uid})
                 self._fail(generation, error)
         self._steps += 1
@@ -168,53 +275,81 @@ class DecodeThread:
             # The first token was told when the sequence joined.
             generation.joined = True
             return
-        reason = response.finish_reason
-        if reason != "stop":
-            self._tell(generation, int(response.token), last=reason is not None)
-        if reason is not None:
+        reason = self._tell(generation, int(response.token), response.logprobs, response.finish_reason)
+        if reason is None:
+            return
+        if response.finish_reason is None:
+            caches, held = self._extract(response.uid)
+            self._remove({response.uid})
+        else:
+            caches, held = response.prompt_cache, response.all_tokens
             del self._running[response.uid]
-            self._finish(generation, reason)
+        self._finish(generation, reason, caches, held)
 
-    def _tell(self, generation: Generation, token: int, *, last: bool) -> None:
-        generation.made.append(token)
-        generation.detokenizer.add_token(token)
-        if last:
-            generation.detokenizer.finalize()
-        text = generation.detokenizer.last_segment
-        generation.text.append(text)
-        generation.request.send(DeltaEvent(generation.request.id, text_bytes(text), token))
+    def _tell(self, generation: Generation, token: int, logprobs: mx.array, reason: str | None) -> str | None:
+        """Tells one token; returns why the answer ends with it, if it does."""
+        detokenizer, stop_text, sink = generation.detokenizer, generation.stop_text, generation.sink
+        if reason != "stop":
+            generation.made.append(token)
+            detokenizer.add_token(token)
+        if reason is not None:
+            detokenizer.finalize()
+        text = detokenizer.last_segment
+        if reason != "stop" and (cut := stop_text.cut(text)) is not None:
+            # The handler goes on from its text alone: an end without a reason is a stop, with all of the text before.
+            text, reason, told = text[:cut], "stop", None
+        else:
+            told = reason
+        logprob = logprobs[token].item() if generation.logprobs else 0.0
+        sink.told(Piece(text, token, logprob, told, self._likeliest(generation, logprobs)))
+        return reason
 
-    def _finish(self, generation: Generation, reason: str) -> None:
-        if reason == "stop":
-            # What was held back waiting for the rest of a character belongs to the last token told.
-            generation.detokenizer.finalize()
-            if (rest := generation.detokenizer.last_segment) and generation.made:
-                generation.text.append(rest)
-                generation.request.send(DeltaEvent(generation.request.id, text_bytes(rest), generation.made[-1]))
-        generation.release()
-        generation.request.send(
-            GeneratedEvent(
-                id=generation.request.id,
-                text=text_bytes("".join(generation.text)),
-                tokens=tokens_to_bytes(generation.made),
-                finish_reason=reason,
-                ttft_us=microseconds(generation.ttft_s),
-                restored_tokens=generation.restored_tokens,
-                prefilled_tokens=len(generation.tokens) - generation.restored_tokens,
-                restore_us=microseconds(generation.restore_s),
-                prefill_us=microseconds(generation.prefill_s),
-            )
+    def _likeliest(self, generation: Generation, logprobs: mx.array) -> tuple[dict[str, Any], ...]:
+        # As mlx-lm's server tells them.
+        if generation.top_logprobs <= 0:
+            return ()
+        tokens = mx.argpartition(-logprobs, kth=generation.top_logprobs - 1)[: generation.top_logprobs].tolist()
+        names = self._tokenizer.convert_ids_to_tokens(tokens)
+        values = logprobs[mx.array(tokens)].tolist()
+        return tuple(
+            {"id": token, "token": name, "logprob": value}
+            for token, name, value in zip(tokens, names, values, strict=True)
         )
+
+    def _finish(self, generation: Generation, reason: str, caches: list[Any], held: list[int]) -> None:
+        generation.ended_s = time.monotonic()
+        self._keep(generation, caches, held)
+        generation.release()
+        assert generation.sink is not None  # noqa: S101 - set when it joined
+        generation.sink.ended(generation, reason)
+
+    def _keep(self, generation: Generation, caches: list[Any], held: list[int]) -> None:
+        if generation.finished is None:
+            return
+        # Extracted rows are lazy, and lazy arrays belong to this thread.
+        evaluate(caches)
+        generation.held_tokens = generation.finished(caches, list(held))
+
+    def _extract(self, uid: int) -> tuple[list[Any], list[int]]:
+        place = self._batch.uids.index(uid)
+        return self._batch.extract_cache(place), self._batch.tokens[place]
 
     def _drop_cancelled(self) -> None:
         for generation in [waiting for waiting in self._waiting if waiting.request.cancelled]:
             self._waiting.remove(generation)
-            generation.release()
+            self._drop(generation, generation.caches, generation.tokens[:-1])
         gone = {uid: generation for uid, generation in self._running.items() if generation.request.cancelled}
+        for uid, generation in gone.items():
+            self._drop(generation, *(self._extract(uid) if generation.finished else ([], [])))
         if gone:
             self._remove(set(gone))
-            for generation in gone.values():
-                generation.release()
+
+    def _drop(self, generation: Generation, caches: list[Any], held: list[int]) -> None:
+        try:
+            self._keep(generation, caches, held)
+        finally:
+            generation.caches = []
+            generation.release()
 
     def _remove(self, gone: set[int]) -> None:
         self._running = {uid: generation for uid, generation in self._running.items() if uid not in gone}
