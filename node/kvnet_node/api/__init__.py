@@ -1,0 +1,1 @@
+"""The HTTP endpoint of a running node: what OpenAI- and Anthropic-style clients talk to."""
