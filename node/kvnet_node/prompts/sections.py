@@ -1,0 +1,110 @@
+"""The order of a prompt's sections as the chat template has put them, with tokens each, from its boundaries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvnet.engine.interface import Boundary, BoundaryKind, PreparedPrompt
+from kvnet_node.prompts.outline import Outline, PartKind
+
+ANSWER = "answer"
+"""Label of what the template adds after the last message: the beginning of the answer."""
+_SECTION_ENDS = (BoundaryKind.TOOLS, BoundaryKind.SYSTEM, BoundaryKind.MESSAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Some tokens of a prompt, one after the other.
+
+    Attributes:
+        label: as the parts of a request are called, several joined by "and" where the tokens do not tell them apart;
+            ``answer`` for what follows the last message.
+        start: tokens before it.
+        n_tokens: of it.
+        first_message, end_message: which of the prompt's messages are in it.
+    """
+
+    label: str
+    start: int
+    n_tokens: int
+    first_message: int = 0
+    end_message: int = 0
+
+    @property
+    def end(self) -> int:
+        """Tokens up to its end."""
+        return self.start + self.n_tokens
+
+    def stable_tokens(self, limit: int) -> int:
+        """How many of its tokens lie within the prompt's first ``limit`` ones."""
+        return max(0, min(self.end, limit) - self.start)
+
+
+def sections(prompt: PreparedPrompt, of: Outline) -> tuple[Section, ...]:
+    """A prompt's sections, in the order of its tokens; together they are all of it.
+
+    Args:
+        prompt: prepared.
+        of: outline of the body it was prepared from.
+    """
+    ends = sorted((mark for mark in prompt.boundaries if mark.kind in _SECTION_ENDS), key=_by_end)
+    found: list[Section] = []
+    names: list[str] = []
+    start = first = 0
+    for index, end in enumerate(ends):
+        names += _names(end, first, of)
+        last_here = index + 1 == len(ends) or ends[index + 1].n_tokens > end.n_tokens
+        if last_here and end.n_tokens > start:
+            label = " and ".join(dict.fromkeys(names)) or end.kind.value
+            found.append(Section(label, start, end.n_tokens - start, first, max(first, end.n_messages)))
+            start, names = end.n_tokens, []
+        first = max(first, end.n_messages)
+    if start < len(prompt.tokens):
+        label = ANSWER if found else _whole(of)
+        found.append(Section(label, start, len(prompt.tokens) - start, first, first))
+    return tuple(found)
+
+
+def section_at(found: Sequence[Section], token: int) -> Section | None:
+    """The section with the prompt's token of this index; ``None`` past its end."""
+    return next((section for section in found if section.start <= token < section.end), None)
+
+
+def as_characters(of: Outline) -> PreparedPrompt:
+    """A request as a prompt whose tokens are its characters, for where no model is at hand: no template, only parts."""
+    text = ""
+    boundaries = []
+    n_messages = 0
+    for part in of.parts:
+        in_messages = part.pieces[:1] and part.pieces[0].path[:1] == ("messages",)
+        n_messages += bool(in_messages)
+        text += f"{part.role}:\n{part.text}\n"
+        boundaries.append(Boundary(len(text), _KINDS[part.kind], n_messages))
+    tokens = tuple(map(ord, text))
+    return PreparedPrompt(tokens, tuple(boundaries), stable_tokens=len(tokens), live_tokens=0)
+
+
+_KINDS = {
+    PartKind.TOOLS: BoundaryKind.TOOLS,
+    PartKind.SYSTEM: BoundaryKind.SYSTEM,
+    PartKind.MESSAGE: BoundaryKind.MESSAGE,
+    PartKind.PROMPT: BoundaryKind.MESSAGE,
+}
+
+
+def _by_end(mark: Boundary) -> tuple[int, int]:
+    return mark.n_tokens, _SECTION_ENDS.index(mark.kind)
+
+
+def _names(end: Boundary, first: int, of: Outline) -> list[str]:
+    if end.kind is BoundaryKind.TOOLS:
+        return [PartKind.TOOLS.value]
+    if end.kind is BoundaryKind.SYSTEM:
+        return [PartKind.SYSTEM.value]
+    inside = [
+        part.label for part in of.parts if part.kind is not PartKind.TOOLS and first <= part.index < end.n_messages
+    ]
+    return inside or [_whole(of)]
+
+
+def _whole(of: Outline) -> str:
+    return PartKind.PROMPT.value if of.of(PartKind.PROMPT) else PartKind.MESSAGE.value
