@@ -16,6 +16,8 @@ class Signals:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
+        stable_tokens: tokens that the next turn of this conversation begins with, whatever the answer; fewer than the
+            prompt where the template rewrites what lies behind them.
         held_tokens: tokens of prompt + answer, from the start, whose K/V a live cache holds: the most to keep.
         stored_tokens: of these, from the start, held on disk already by usable artifacts.
         boundaries: where other prompts may part from this one, ascending.
@@ -26,6 +28,7 @@ class Signals:
     """
 
     prompt_tokens: int
+    stable_tokens: int
     held_tokens: int
     stored_tokens: int
     boundaries: tuple[Boundary, ...] = ()
@@ -56,18 +59,25 @@ class AdmissionPolicy:
     min_new_blocks: int = 1
 
     def decide(self, signals: Signals) -> Decision:
-        """What to keep: all that a live cache holds, when enough of it is new."""
+        """What to keep: every whole block that comes again, when enough of them are new.
+
+        The tokens after the last whole block are left out: the next turn would write them again, and peers cannot
+        find them by a key.
+        """
         if signals.private:
             return Decision(0, "the request was private")
         if not self.enabled:
             return Decision(0, "keeping is turned off")
         if signals.held_tokens <= 0:
             return Decision(0, "no live cache holds it")
-        new_blocks = signals.held_tokens // BLOCK_TOKENS - signals.stored_tokens // BLOCK_TOKENS
+        coming_again = signals.held_tokens
+        if signals.stable_tokens < signals.prompt_tokens:
+            coming_again = min(coming_again, signals.stable_tokens)
+        blocks = coming_again // BLOCK_TOKENS
+        new_blocks = blocks - signals.stored_tokens // BLOCK_TOKENS
         if new_blocks < self.min_new_blocks:
-            wanted = self.min_new_blocks * BLOCK_TOKENS
-            return Decision(0, f"fewer than {wanted:,} tokens in whole blocks are new")
-        return Decision(signals.held_tokens, f"{new_blocks:,} whole blocks are new")
+            return Decision(0, f"fewer than {self.min_new_blocks * BLOCK_TOKENS:,} tokens in whole blocks are new")
+        return Decision(blocks * BLOCK_TOKENS, f"{new_blocks * BLOCK_TOKENS:,} tokens in whole blocks are new")
 
     def created_tokens(self, signals: Signals, reused_tokens: int) -> int:
         """Prompt tokens that will newly be kept once the prompt is computed, none of them counted as reused too."""

@@ -1,25 +1,74 @@
-"""Keep: after an answer, store what of its conversation is worth keeping, while nobody waits."""
+"""Keep: after an answer, store what of its conversation is worth keeping, while nobody waits.
 
-from collections.abc import Callable
+The K/V is exported from the live cache that answered; nothing is computed for it. Each artifact references the blocks
+that are held already and adds the new ones, and lets go of the artifact of the turn before, which it contains.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import trio
 
-from kvnet.exchange.admission import AdmissionPolicy
+from kvnet.engine.interface import Engine
+from kvnet.errors import IntegrityError, KvnetError, NoLiveStateError, StoreError, TrustError
+from kvnet.exchange.admission import AdmissionPolicy, Signals
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.publisher import Publisher
+from kvnet.exchange.publisher import AddRequest, Publisher
+from kvnet.exchange.reuse import PrefixHit, find_local
+from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.format.prefix import block_keys
 from kvnet.store.interface import ArtifactRecord, Store
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
+_log = logging.getLogger(__name__)
+
+MAX_WAITING = 8
+"""Conversations that wait to be kept; when an engine is too busy for more, the oldest is given up."""
+
+DRAIN_S = 5.0
+"""Seconds that a running export may still take when the node shuts down."""
+
 OnPublished = Callable[[ArtifactRecord, list[PrefixKey]], None]
 """Told of every artifact that was kept: serve and announce it (``ExchangeNode.published``)."""
 
 OnRemoved = Callable[[ArtifactHash], None]
-"""Told of every artifact that is gone: serve and announce it no longer (``ExchangeNode.removed``)."""
+"""Told of every artifact that is let go: serve and announce it no longer (``ExchangeNode.removed``)."""
+
+Named = Callable[[], AbstractSet[ArtifactHash]]
+"""The artifacts that people gave a name; runs in the lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToKeep:
+    """A finished conversation turn: the engine that holds its K/V, its token ids, and what is known about it."""
+
+    engine: Engine
+    tokens: tuple[int, ...]
+    signals: Signals
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperHooks:
+    """Who is told, and asked.
+
+    Attributes:
+        published: told of every artifact kept.
+        removed: told of every artifact let go.
+        named: artifacts that are never let go, because they have a name.
+    """
+
+    published: OnPublished = lambda _record, _keys: None
+    removed: OnRemoved = lambda _artifact: None
+    named: Named = frozenset
 
 
 class Keeper:
@@ -31,8 +80,9 @@ class Keeper:
         identity: namespaces and signing key.
         publisher: turns what is kept into artifacts.
         policy: what of a conversation is kept.
-        published: told of every artifact kept.
-        removed: told of every artifact superseded.
+        hooks: who is told.
+        codec: how tiles are stored when nothing of the conversation is stored yet.
+        now: seconds since 1970.
     """
 
     def __init__(
@@ -43,20 +93,181 @@ class Keeper:
         publisher: Publisher,
         *,
         policy: AdmissionPolicy | None = None,
-        published: OnPublished | None = None,
-        removed: OnRemoved | None = None,
+        hooks: KeeperHooks | None = None,
+        codec: Codec = Codec.RAW,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        self._store = store
+        self._lane = lane
+        self._identity = identity
+        self._publisher = publisher
         self.policy = policy or AdmissionPolicy()
+        self._hooks = hooks or KeeperHooks()
+        self._codec = codec
+        self._now = now
+        self._waiting: list[ToKeep] = []
+        self._changed = trio.Event()
+        self._running: trio.CancelScope | None = None
+        self._closed = False
+        self._counters: Counter[str] = Counter()
 
-    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep what is handed in, until cancelled."""
-        task_status.started()
-        await trio.sleep_forever()
+    # --- what is to be kept -------------------------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Take nothing more, and return when what is being kept is done or was given up."""
-        await trio.lowlevel.checkpoint()
+    def offer(self, item: ToKeep) -> None:
+        """Keep this when there is time. Of one conversation only the newest turn waits; never blocks, never raises."""
+        if self._closed:
+            self._counters["keep_dropped"] += 1
+            return
+        decision = self.policy.decide(item.signals)
+        if not decision.keep_tokens:
+            self._counters["keep_not_worth"] += 1
+            return
+        kept = replace(item, tokens=item.tokens[: decision.keep_tokens])
+        if any(_contains(other, kept) for other in self._waiting):
+            return
+        self._waiting = [other for other in self._waiting if not _contains(kept, other)]
+        self._waiting.append(kept)
+        if len(self._waiting) > MAX_WAITING:
+            del self._waiting[0]
+            self._counters["keep_dropped"] += 1
+        self._wake()
 
     def counters(self) -> dict[str, int]:
         """What happened so far, for people to read."""
-        return {}
+        return dict(self._counters)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is being kept."""
+        return self._running is None and not self._waiting
+
+    async def wait_idle(self) -> None:
+        """Return when nothing waits and nothing is being kept."""
+        while not self.idle:
+            await self._changed.wait()
+
+    async def drain(self, grace_s: float = DRAIN_S) -> None:
+        """Take nothing more; what is being exported may finish within ``grace_s`` seconds, or leaves nothing behind."""
+        self._closed = True
+        self._counters["keep_dropped"] += len(self._waiting)
+        self._waiting.clear()
+        with trio.move_on_after(grace_s):
+            await self.wait_idle()
+        if self._running is not None:
+            self._running.cancel()
+            await self.wait_idle()
+
+    # --- keeping ------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep what is offered, until cancelled."""
+        task_status.started()
+        while True:
+            while not self._waiting:
+                await self._changed.wait()
+            item = self._waiting.pop(0)
+            try:
+                with trio.CancelScope() as self._running:
+                    await self._keep(item)
+            finally:
+                self._running = None
+                self._wake()
+
+    async def _keep(self, item: ToKeep) -> None:
+        """Whatever goes wrong is counted: the request has been answered."""
+        try:
+            record = await self._store_it(item)
+            if record is not None:
+                await self._let_go_of_older(record, item.tokens)
+        except NoLiveStateError:
+            self._counters["keep_no_live_state"] += 1
+        except TrustError:
+            self._counters["keep_not_allowed"] += 1
+        except (StoreError, IntegrityError) as error:
+            self._counters["keep_failed"] += 1
+            _log.warning("a conversation was not kept: %s", error)
+        except KvnetError as error:
+            self._counters["keep_failed"] += 1
+            _log.info("a conversation was not kept: %s", error)
+
+    async def _store_it(self, item: ToKeep) -> ArtifactRecord | None:
+        """What is held may have changed since the request, most of all when two had the same new prompt: look again."""
+        held = await self._lane.run(self._find_held, item)
+        stored_tokens = held.n_tokens if held is not None else 0
+        signals = replace(item.signals, held_tokens=len(item.tokens), stored_tokens=stored_tokens)
+        if not self.policy.decide(signals).keep_tokens:
+            self._counters["keep_not_worth"] += 1
+            return None
+        request = AddRequest(
+            tokens=item.tokens,
+            context=b"",
+            # In another codec nothing could be referenced, and all of it would be written again.
+            codec=held.manifest.codec if held is not None else self._codec,
+            pinned=False,
+            created_s=int(self._now()),
+            prefill=False,
+            background=True,
+        )
+        added = await self._publisher.add(item.engine, request)
+        if added.existed:
+            return None
+        self._counters["kept"] += 1
+        self._counters["kept_bytes"] += added.new_bytes
+        self._hooks.published(added.record, self._keys(added.record, item.tokens))
+        return added.record
+
+    def _find_held(self, item: ToKeep) -> PrefixHit | None:
+        limit = len(item.tokens)
+        return find_local(self._store, item.engine.info, self._identity, item.tokens, limit_tokens=limit).hit
+
+    def _keys(self, record: ArtifactRecord, tokens: Sequence[int]) -> list[PrefixKey]:
+        namespace = self._identity.namespaces()[0]
+        return block_keys(namespace.prefix_root(record.manifest.fingerprint.hash), tokens)
+
+    # --- letting go ---------------------------------------------------------------------------------------------------
+
+    async def _let_go_of_older(self, record: ArtifactRecord, tokens: Sequence[int]) -> None:
+        for artifact in await self._lane.run(self._older, record, tokens):
+            self._hooks.removed(artifact)
+            await self._lane.run(self._store.release, artifact)
+            self._counters["superseded"] += 1
+
+    def _older(self, record: ArtifactRecord, tokens: Sequence[int]) -> list[ArtifactHash]:
+        """Artifacts kept for earlier turns of this conversation: the new one can do all that they can."""
+        namespace = self._identity.namespaces()[0]
+        keys = self._keys(record, tokens)
+        named = self._hooks.named()
+        older: list[ArtifactHash] = []
+        for artifact, _ in self._store.find_prefix(namespace.id, list(reversed(keys))):
+            one = self._store.get(artifact)
+            if one is None or artifact in named or not _may_replace(record, one):
+                continue
+            if self._store.tokens_of(artifact) == list(tokens[: one.manifest.n_tokens]):
+                older.append(artifact)
+        return older
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _contains(longer: ToKeep, shorter: ToKeep) -> bool:
+    """Whether one is a later turn of the other, or the same."""
+    return longer.engine is shorter.engine and longer.tokens[: len(shorter.tokens)] == shorter.tokens
+
+
+def _may_replace(new: ArtifactRecord, old: ArtifactRecord) -> bool:
+    """Whether nobody misses ``old`` when ``new`` begins with its tokens: kept automatically, by the same key.
+
+    An artifact that depends on fewer others is not given up for one that depends on more: those may be distrusted.
+    """
+    mine, theirs = new.manifest, old.manifest
+    return (
+        old.hash != new.hash
+        and not old.pinned
+        and theirs.publisher == mine.publisher
+        and theirs.context_size_bytes == 0
+        and theirs.n_tokens < mine.n_tokens
+        and theirs.producer == mine.producer
+        and {span.publisher for span in mine.derived_from} <= {span.publisher for span in theirs.derived_from}
+    )

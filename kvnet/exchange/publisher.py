@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from kvnet.engine.interface import Engine, Exported, ExportRequest, WrittenChunk
-from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError
+from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin, WrittenChunk
+from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError, TrustError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.reuse import PrefixHit, Rejected, find_local, judge, restore_plan
@@ -14,11 +14,19 @@ from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import PrefixKey
 from kvnet.format.limits import MAX_DERIVED_SPANS
-from kvnet.format.manifest import MANIFEST_VERSION, DerivedSpan, Manifest, encode_manifest
+from kvnet.format.manifest import (
+    MANIFEST_VERSION,
+    DerivedSpan,
+    Manifest,
+    artifact_of,
+    decode_manifest,
+    encode_manifest,
+)
 from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
 from kvnet.trust.envelope import StatementType, seal
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import Refusal
 
 ProgressCallback = Callable[[int, int], Awaitable[None]]
 """Called with (tokens done, tokens in all)."""
@@ -55,6 +63,8 @@ class AddRequest:
         codec: how tiles are stored.
         pinned: kept until it is unpinned; otherwise the store may evict it.
         created_s: seconds since 1970 to write into the manifest.
+        prefill: compute what neither a live cache nor a stored artifact covers; otherwise such an add is refused.
+        background: give way to every request that somebody waits for.
     """
 
     tokens: Sequence[int]
@@ -62,6 +72,8 @@ class AddRequest:
     codec: Codec
     pinned: bool
     created_s: int
+    prefill: bool = True
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,9 @@ class Publisher:
         Raises:
             CompatibilityError: this model's K/V cannot be shared.
             EngineError: there is nothing to add, or the engine failed.
+            NoLiveStateError: ``prefill`` is off, and something would have to be computed.
             StoreFullError: it does not fit; the figure is in the message.
+            TrustError: it comes from more others than a manifest can name, or from one who is not trusted any more.
         """
         if not request.tokens:
             raise EngineError("expected at least 1 token to add, found 0", hint="Add a file that is not empty.")
@@ -174,7 +188,7 @@ class Publisher:
             await self._lane.run(writer.adopt, exported.chunks)
             for chunk in exported.chunks:
                 entries[chunk.index] = ChunkEntry(chunk.length_bytes, chunk.hash)
-            record = await self._lane.run(self._publish, engine, request, draft, writer, entries)
+            record = await self._lane.run(self._publish, engine, request, draft, writer, entries, exported.origins)
         except BaseException:
             writer.abort()
             raise
@@ -226,6 +240,8 @@ class Publisher:
             first_block=draft.first_block,
             codec=request.codec,
             context_size_bytes=len(request.context),
+            prefill=request.prefill,
+            background=request.background,
         )
         async with aclosing(engine.export(export)) as events:
             async for event in events:
@@ -236,15 +252,32 @@ class Publisher:
         raise EngineError("the engine ended an export without a result", hint="Run the command again.")
 
     def _publish(
-        self, engine: Engine, request: AddRequest, draft: _Draft, writer: PackWriter, entries: dict[int, ChunkEntry]
+        self,
+        engine: Engine,
+        request: AddRequest,
+        draft: _Draft,
+        writer: PackWriter,
+        entries: dict[int, ChunkEntry],
+        origins: Sequence[Origin],
     ) -> ArtifactRecord:
         namespace = self._identity.namespaces()[0]
         key = self._identity.signing_key()
         keys = block_keys(namespace.prefix_root(draft.fingerprint.hash), request.tokens)
         listed = [entries[index] for index in range(len(draft.plan))]
+        spans = all_spans(draft.source, origins, key.public)
         manifest = _manifest(
-            engine, request, draft, namespace=namespace, last_key=keys[-1], publisher=key.public, entries=listed
+            engine,
+            request,
+            draft,
+            namespace=namespace,
+            last_key=keys[-1],
+            publisher=key.public,
+            spans=spans,
+            entries=listed,
         )
+        verdict = self._identity.policy().judge(manifest)
+        if isinstance(verdict, Refusal):
+            raise TrustError(f"the state is not kept: {verdict.text}", hint="Compute it anew.")
         envelope = seal(StatementType.MANIFEST, encode_manifest(manifest), key)
         return writer.publish(envelope, keys=keys, pinned=request.pinned)
 
@@ -257,6 +290,7 @@ def _manifest(
     namespace: Namespace,
     last_key: PrefixKey,
     publisher: bytes,
+    spans: tuple[DerivedSpan, ...],
     entries: list[ChunkEntry],
 ) -> Manifest:
     return Manifest(
@@ -273,29 +307,52 @@ def _manifest(
         last_prefix_key=last_key,
         producer=engine.info.producer,
         continuation=(),
-        derived_from=derived_spans(draft.source, publisher),
+        derived_from=spans,
         context_size_bytes=len(request.context),
         created=request.created_s,
         publisher=publisher,
     )
 
 
-def derived_spans(source: PrefixHit | None, publisher: bytes) -> tuple[DerivedSpan, ...]:
-    """Every span of blocks that ``publisher`` did not compute itself, when it extends ``source``.
+def all_spans(source: PrefixHit | None, origins: Sequence[Origin], publisher: bytes) -> tuple[DerivedSpan, ...]:
+    """Every span that ``publisher`` did not compute itself: of the stored source, and of what a live cache came from.
 
-    What the source took from others stays named, cut to the blocks in use (spans that it took back from ``publisher``
-    are dropped: a key need not name itself); the source itself is named when somebody else signed it.
+    Raises:
+        TrustError: more of them than a manifest can name; without its provenance nothing is published.
     """
-    if source is None or source.n_tokens == 0:
+    spans = list(derived_spans(source, publisher))
+    for origin in origins:
+        spans += spans_from(decode_manifest(origin.manifest), origin.n_tokens, publisher)
+    unique = tuple(dict.fromkeys(spans))
+    if len(unique) > MAX_DERIVED_SPANS:
+        raise TrustError(
+            f"expected state from at most {MAX_DERIVED_SPANS} artifacts of others, found {len(unique)}",
+            hint="`kvnet add` without reuse computes it anew.",
+        )
+    return unique
+
+
+def derived_spans(source: PrefixHit | None, publisher: bytes) -> tuple[DerivedSpan, ...]:
+    """Every span of blocks that ``publisher`` did not compute itself, when it extends ``source``."""
+    return spans_from(source.manifest, source.n_tokens, publisher) if source is not None else ()
+
+
+def spans_from(manifest: Manifest, n_tokens: int, publisher: bytes) -> tuple[DerivedSpan, ...]:
+    """Every span of blocks that ``publisher`` did not compute itself, in the first ``n_tokens`` of an artifact.
+
+    What the artifact took from others stays named, cut to the blocks in use (spans that it took back from
+    ``publisher`` are dropped: a key need not name itself); it is named itself when somebody else signed it.
+    """
+    if n_tokens == 0:
         return ()
-    last_block = (source.n_tokens - 1) // BLOCK_TOKENS
+    last_block = (n_tokens - 1) // BLOCK_TOKENS
     inherited = [
         DerivedSpan(span.artifact, span.publisher, span.first_block, min(span.last_block, last_block))
-        for span in source.manifest.derived_from
+        for span in manifest.derived_from
         if span.first_block <= last_block and span.publisher != publisher
     ]
-    if source.manifest.publisher != publisher:
-        inherited.append(DerivedSpan(source.artifact, source.manifest.publisher, 0, last_block))
+    if manifest.publisher != publisher:
+        inherited.append(DerivedSpan(artifact_of(manifest), manifest.publisher, 0, last_block))
     return tuple(inherited)
 
 

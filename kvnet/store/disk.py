@@ -429,6 +429,12 @@ class DiskStore(Store):
             self._space.drop(row)
             return self._space.collect(compact=True)
 
+    def release(self, artifact: ArtifactHash) -> None:
+        """See the interface."""
+        with self._lock:
+            self._space.drop(self._require_row(artifact))
+            self._space.collect(compact=False)
+
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
         with self._lock:

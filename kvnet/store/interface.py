@@ -357,6 +357,18 @@ class Store(Protocol):
         """
         ...
 
+    def release(self, artifact: ArtifactHash) -> None:
+        """Let go of an artifact that another one held here wholly contains.
+
+        What nothing uses goes at once. A pack that others use in part stays as it is until room is needed or garbage
+        is collected: its text is held in any case, and writing it anew after every turn of a conversation would write
+        everything twice.
+
+        Raises:
+            NotInStoreError: it is not held.
+        """
+        ...
+
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """Free what no artifact uses, and evict until quota and free space are kept.
 

@@ -377,6 +377,10 @@ class MemoryStore(Store):
             del self._artifacts[artifact]
             return self._sweep()
 
+    def release(self, artifact: ArtifactHash) -> None:
+        """See the interface."""
+        self.remove(artifact)
+
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from kvnet.errors import IntegrityError, KvnetError, MalformedError, NotInStoreError, StoreError
+from kvnet.errors import IntegrityError, MalformedError, NotInStoreError, StoreError
 from kvnet.format.chunks import ChunkEntry, encode_pages
 from kvnet.format.container import (
     MAX_STORED_CHUNK_BYTES,
@@ -196,9 +196,6 @@ class DiskPackWriter:
             with storage_errors("finishing a pack"):
                 self._finish_file(draft)
             return self._host.place(self, draft)
-        except KvnetError as error:
-            _log.warning("nothing was published: %s", error)
-            raise
         finally:
             self.abort()
 
