@@ -23,6 +23,8 @@ DEFAULT_MIN_FREE_BYTES = 20 * GIGABYTE
 """Left free on a large disk; see ``default_min_free_bytes`` for smaller or fuller ones."""
 DEFAULT_API_LISTEN = ("127.0.0.1:5863",)
 """Where the HTTP endpoint listens: this machine alone."""
+DEFAULT_MODEL_ALIASES = ("claude-*=default",)
+"""Agents ask for these whatever model they are told, at least for side jobs; the node's own choice answers."""
 DEFAULT_PORT = 5864
 DEFAULT_LISTEN = (f"0.0.0.0:{DEFAULT_PORT}", f"[::]:{DEFAULT_PORT}")
 """All interfaces, IPv4 and IPv6."""
@@ -119,6 +121,17 @@ def _count(value: Any) -> int:
     return number
 
 
+def _aliases(value: Any) -> tuple[str, ...]:
+    """Aliases of models as texts, each one checked."""
+    # Imported when one is set: command lines that read no alias start without the endpoint's parts.
+    from kvnet_node.api.aliases import parse_alias
+
+    texts = _texts(value)
+    for text in texts:
+        parse_alias(text)
+    return texts
+
+
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
@@ -149,6 +162,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("api.allowed_origins", _texts, "web pages that may use the endpoint, such as http://localhost:3000"),
     Setting("api.max_body_bytes", parse_size_bytes, "the longest request body"),
     Setting("api.max_tokens", _count, "tokens generated at most when a request does not say"),
+    Setting("api.model_aliases", _aliases, "what models that are not here mean, FROM=TO each; the first that fits"),
     Setting("api.queue_requests", _count, "requests that may wait or run at one engine; more get 503"),
     Setting("api.drain_s", _seconds, "seconds that running requests get when the node is told to stop"),
     Setting("engine.idle_unload_s", _seconds, "seconds after which a model that nobody uses leaves memory"),
@@ -181,6 +195,7 @@ class Config:
         api_allowed_origins: values of ``Origin`` that are let in.
         api_max_body_bytes: the longest request body.
         api_max_tokens: of an answer whose request does not say.
+        api_model_aliases: FROM=TO texts: what models that are not here mean.
         api_queue_requests: at one engine, running ones included.
         api_drain_s: what running requests get at the end.
         engine_idle_unload_s: after which an unused engine ends.
@@ -206,6 +221,7 @@ class Config:
     api_allowed_origins: tuple[str, ...]
     api_max_body_bytes: int
     api_max_tokens: int
+    api_model_aliases: tuple[str, ...]
     api_queue_requests: int
     api_drain_s: float
     engine_idle_unload_s: float
@@ -231,6 +247,7 @@ class Config:
             "api.allowed_origins": list(self.api_allowed_origins),
             "api.max_body_bytes": self.api_max_body_bytes,
             "api.max_tokens": self.api_max_tokens,
+            "api.model_aliases": list(self.api_model_aliases),
             "api.queue_requests": self.api_queue_requests,
             "api.drain_s": self.api_drain_s,
             "engine.idle_unload_s": self.engine_idle_unload_s,
@@ -339,6 +356,7 @@ def load_config(
         "api.allowed_origins": (),
         "api.max_body_bytes": 64 << 20,
         "api.max_tokens": 4096,
+        "api.model_aliases": DEFAULT_MODEL_ALIASES,
         "api.queue_requests": 32,
         "api.drain_s": 20.0,
         "engine.idle_unload_s": 900.0,
@@ -373,6 +391,7 @@ def load_config(
         api_allowed_origins=values["api.allowed_origins"],
         api_max_body_bytes=values["api.max_body_bytes"],
         api_max_tokens=values["api.max_tokens"],
+        api_model_aliases=values["api.model_aliases"],
         api_queue_requests=values["api.queue_requests"],
         api_drain_s=values["api.drain_s"],
         engine_idle_unload_s=values["engine.idle_unload_s"],
