@@ -16,6 +16,9 @@ from typing import Any
 BILLING_LINE = "billing line"
 """What ``Removed.kind`` says of the line for accounting."""
 
+BILLING_NAME = "x-anthropic-billing-header"
+"""What the line begins with."""
+
 _SYSTEM_ROLES = ("system", "developer")
 # Its name, then NAME=VALUE groups that a semicolon ends; the last one may be ended by the line. Without any such group
 # the form is one of the future: then it is the whole line. Text that follows the last group on the same line was glued
@@ -23,7 +26,7 @@ _SYSTEM_ROLES = ("system", "developer")
 _GROUP = r"[ \t]*[^;\s=]+=[^;\s]*;"
 _LINE_END = r"[ \t]*(?:\r\n|\n|\r|\Z)"
 _LINE = re.compile(
-    rf"x-anthropic-billing-header:"
+    rf"{BILLING_NAME}:"
     rf"(?:(?:{_GROUP})*[ \t]*[^;\s=]+=[^;\s]*{_LINE_END}|(?:{_GROUP})+(?:{_LINE_END}|[ \t]*)|[^\r\n]*{_LINE_END})",
     re.IGNORECASE,
 )
