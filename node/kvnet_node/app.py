@@ -42,6 +42,7 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ("import", "containers:import_container", "Take in an artifact from a .kva file."),
     ("status", "node:status", "Show how this node is."),
     ("peers", "node:peers", "List connected peers."),
+    ("connect", "connect:connect", "Print how to point another program at this node."),
     ("size", "size:size", "Work out the K/V size of a model from its config.json."),
     ("selftest", "selftest:selftest", "Prove export and restore on this machine."),
     ("doctor", "doctor:doctor", "Check this installation and this data directory."),

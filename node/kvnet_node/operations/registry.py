@@ -79,6 +79,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
         Operation("status", r.StatusRequest, r.StatusResult, "node:status"),
         Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
+        Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),
         Operation("peers", r.PeersRequest, r.PeersResult, "node:peers", needs_network=True),
         Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest", needs_engine=True),
     )
