@@ -88,6 +88,11 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("import", "namespaces:import_namespace", "Make the namespace of a file this node's mine."),
         ),
     ),
+    (
+        "prompt",
+        "Look at requests before they are sent.",
+        (("check", "prompt:check", "Show what keeps requests from sharing their beginning."),),
+    ),
     ("config", "Settings.", (("show", "config:show", "Show every setting and where it came from."),)),
 )
 

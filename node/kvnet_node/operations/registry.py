@@ -77,6 +77,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("namespace list", r.NamespaceListRequest, r.NamespaceListResult, "namespaces:list_namespaces"),
         Operation("namespace export", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:export"),
         Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
+        Operation("prompt check", r.PromptCheckRequest, r.PromptCheckResult, "prompts:check", needs_engine=True),
         Operation("status", r.StatusRequest, r.StatusResult, "node:status"),
         Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),

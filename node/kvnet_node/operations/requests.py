@@ -521,6 +521,113 @@ class NamespaceResult(Result, frozen=True, tag="namespace"):
     changed: bool = True
 
 
+# --- Prompts -------------------------------------------------------------------------------------------------------
+
+
+class TextPlace(msgspec.Struct, frozen=True):
+    """A place in a text of a request.
+
+    Attributes:
+        part: "tools", "system" or "messages[3] (user)".
+        path: of the text in the body, such as "messages[3].content".
+        offset: characters before it.
+        line, column: the same, both from 1 on.
+        excerpt: a little of the text around it.
+    """
+
+    part: str
+    path: str
+    offset: int
+    line: int
+    column: int
+    excerpt: str
+
+
+class FoundKiller(msgspec.Struct, frozen=True):
+    """Something that keeps prompts from sharing their beginning.
+
+    Attributes:
+        killer: its id in the table of killers.
+        title, remedy: what it is and what to do.
+        words: what was found.
+        certain: it was seen to vary, instead of being likely to.
+        removed: the node takes it out.
+        place: where it is; None when it is in no text of the request.
+    """
+
+    killer: str
+    title: str
+    words: str
+    remedy: str
+    certain: bool
+    removed: bool = False
+    place: TextPlace | None = None
+
+
+class PromptSection(msgspec.Struct, frozen=True):
+    """A section of a prompt; ``shared`` of its ``size`` come before the first that varies."""
+
+    label: str
+    size: int
+    shared: int
+
+
+class PromptReport(msgspec.Struct, frozen=True):
+    """How far a prompt agrees with another one. Sizes are in the unit of the result.
+
+    Attributes:
+        request: "FILE:LINE", or the id of a request.
+        against: what it was compared with: the same for an earlier request; "" for itself at another moment.
+        size: of the prompt.
+        against_size: of the other one.
+        common: before the first that varies.
+        share: how much of the other prompt this is, 0 to 1.
+        section: label of the section with the first that varies; "" when one prompt begins with the other.
+        in_template: the chat template makes the difference.
+        sections: in the order of the prompt.
+        earlier, later: the place in the text of each; None where one has nothing there.
+        rendered: what stands there in each rendered prompt, where the template makes the difference.
+        killers: what was found.
+    """
+
+    request: str
+    against: str
+    size: int
+    against_size: int
+    common: int
+    share: float
+    section: str
+    in_template: bool
+    sections: list[PromptSection]
+    earlier: TextPlace | None = None
+    later: TextPlace | None = None
+    rendered: list[str] = []
+    killers: list[FoundKiller] = []
+
+
+class PromptCheckRequest(Request, frozen=True):
+    """Find what keeps the requests in files from sharing their beginning; ``paths`` are absolute."""
+
+    paths: list[str]
+    model: str | None = None
+
+
+class PromptCheckResult(Result, frozen=True, tag="prompt check"):
+    """What was found.
+
+    Attributes:
+        model: whose tokenizer and template were used; "" for none.
+        unit: "tokens", or "characters" without a model.
+        share: the smallest of the reports' shares.
+        reports: of the one request, or of each with the one before it.
+    """
+
+    model: str
+    unit: str
+    share: float
+    reports: list[PromptReport]
+
+
 # --- The node itself -----------------------------------------------------------------------------------------------
 
 

@@ -237,16 +237,21 @@ def in_request(of: Outline, removed: Sequence[Removed] = ()) -> list[Finding]:
         of: the request, as it was sent but without what was removed.
         removed: what normalising took out of it.
     """
-    found = [
-        Finding("billing-line", f"{each.characters} characters, in {each.where}", certain=True, removed=True)
-        for each in removed
-    ]
+    found = removed_findings(removed)
     shown: Counter[SpanKind] = Counter()
     for kind, where in _spans(of):
         shown[kind] += 1
         if shown[kind] <= MAX_FINDINGS:
             found.append(Finding(kind.value, "probably another one next time", where))
     return found
+
+
+def removed_findings(removed: Sequence[Removed]) -> list[Finding]:
+    """What normalising took out, as findings."""
+    return [
+        Finding("billing-line", f"{each.characters} characters, in {each.where}", certain=True, removed=True)
+        for each in removed
+    ]
 
 
 def between_requests(earlier: Outline, later: Outline) -> list[Finding]:

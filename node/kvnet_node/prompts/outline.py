@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+JsonBody = dict[str, Any]
 Path = tuple[str | int, ...]
 """The keys and indices that lead to a value of a body."""
 
 SYSTEM_ROLES = ("system", "developer")
 _NOT_IN_PROMPT = frozenset({"cache_control"})
+_ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _TEXT_KEYS = ("text", "thinking", "refusal")
 
 
@@ -115,6 +117,16 @@ def outline(body: Mapping[str, Any]) -> Outline:
     return Outline(tuple(parts))
 
 
+def is_anthropic(body: JsonBody) -> bool:
+    """Whether a body is written for Anthropic's messages, where that makes a difference to what it says."""
+    if "messages" not in body:
+        return False
+    if "system" in body or any("input_schema" in tool for tool in _dicts(body.get("tools"))):
+        return True
+    blocks = [block for message in _dicts(body["messages"]) for block in _dicts(message.get("content"))]
+    return any(block.get("type") in _ANTHROPIC_BLOCKS or "cache_control" in block for block in blocks)
+
+
 def json_text(value: Any) -> str:
     """The JSON of a value on one line, keys in their order, without what never reaches a prompt."""
     return json.dumps(_without_marks(value), ensure_ascii=False)
@@ -129,6 +141,10 @@ def replaced(body: Mapping[str, Any], texts: Mapping[Path, str]) -> dict[str, An
             owner = owner[step]
         owner[path[-1]] = text if isinstance(owner[path[-1]], str) else json.loads(text)
     return copy
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _messages(messages: list[Any]) -> Iterator[Part]:
