@@ -18,6 +18,8 @@ FALLBACK_WINDOW_TOKENS = 32_768
 """For programs that insist on a window when the model does not say; the node refuses what is too long in any case."""
 MAX_OUTPUT_TOKENS = 8192
 """Answers longer than this are rare, and what is set aside for them is missing for the prompt."""
+CLAUDE_CODE_PROMPT_TOKENS = 24_000
+"""What its system prompt and tools take before anything is asked, roughly, with common tokenizers."""
 TIMEOUT_MS = 3_600_000
 """A first prefill of a long prompt takes minutes; programs give up after ten by themselves."""
 
@@ -151,6 +153,11 @@ def _claude_code(endpoint: Endpoint) -> Guide:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 stops telemetry, error reports and update checks.",
         "Web search and pictures need Anthropic's own models; requests with them are refused with the reason.",
     ]
+    if window is not None and window < CLAUDE_CODE_PROMPT_TOKENS * 2:
+        notes.append(
+            f"A window of {window:,} tokens is small for it: its own prompt and tools take about "
+            f"{CLAUDE_CODE_PROMPT_TOKENS:,}."
+        )
     snippets = [_exports(environment), _json("~/.claude/settings.json", {"env": environment}, instead=True)]
     return Guide(endpoint.url, environment, snippets, notes)
 
