@@ -93,7 +93,8 @@ async def test_a_damaged_chunk_is_not_sent_on_and_comes_from_another_peer(
     assert fetched.record.complete
     assert a.exchange.counters()["chunks_damaged"] == 1
     delivered = {peer: each.n_chunks for peer, each in fetched.delivered.items()}
-    assert delivered == {a.network.peer_id: len(entries) - 1, c.network.peer_id: 1}
+    assert sum(delivered.values()) == len(entries)
+    assert delivered[a.network.peer_id] < len(entries)
 
 
 async def test_a_request_that_meets_damage_gets_the_chunk_back_from_a_peer(

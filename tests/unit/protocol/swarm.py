@@ -49,6 +49,32 @@ def honest(index: int, chunks: Sequence[bytes], rng: random.Random) -> Iterable[
     return sent(index, chunks[index])
 
 
+def at_rate(bytes_s: float, *, delay_s: float = 0.002, pieces: int = 8) -> Script:
+    """Sends at a steady rate, in pieces."""
+
+    def script(index: int, chunks: Sequence[bytes], rng: random.Random) -> Iterable[Event]:
+        data = chunks[index]
+        yield Event(delay_s, "header", index, len(data))
+        for _ in range(pieces - 1):
+            yield Event(len(data) / pieces / bytes_s, "bytes", index, len(data) // pieces)
+        yield Event(len(data) / pieces / bytes_s, "chunk", index, len(data), data)
+
+    return script
+
+
+def dies(script: Script, after_chunks: int) -> Script:
+    """Gives some chunks, then half of one, and then its stream breaks, now and whenever it is opened again."""
+    given = 0
+
+    def dying(index: int, chunks: Sequence[bytes], rng: random.Random) -> Iterable[Event]:
+        nonlocal given
+        given += 1
+        events = list(script(index, chunks, rng))
+        return events if given <= after_chunks else [*events[: len(events) // 2], Event(0.01, "failed")]
+
+    return dying
+
+
 def flips(index: int, chunks: Sequence[bytes], rng: random.Random) -> Iterable[Event]:
     data = bytearray(chunks[index])
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -170,13 +196,25 @@ class Swarm:
     requests: list[tuple[float, PeerId, tuple[int, ...]]] = field(default_factory=list)
     drops: list[tuple[float, PeerId, DropReason]] = field(default_factory=list)
     arrived: dict[PeerId, int] = field(default_factory=dict)
+    received_bytes: int = 0
+    holds: dict[str, frozenset[int]] = field(default_factory=dict)
+    salt: int = 0
     outcome: Completed | Failed | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
         needed = range(len(self.chunks)) if self.needed is None else self.needed
         providers = [peer(name) for name in self.scripts]
-        self.machine = FetchMachine(entries_of(self.chunks), needed, providers, have=self.have, limits=self.limits)
+        self.machine = FetchMachine(
+            entries_of(self.chunks),
+            needed,
+            providers,
+            have=self.have,
+            limits=self.limits,
+            holds={peer(name): held for name, held in self.holds.items()},
+            salt=self.salt,
+        )
+        self._parts: dict[PeerId, int] = {}
         self._rng = random.Random(self.seed)
         self._queue: list[_Scheduled] = []
         self._order = itertools.count()
@@ -213,6 +251,7 @@ class Swarm:
                     self.drops.append((self.now, who, reason))
                     self._streams[who] = self._streams.get(who, 0) + 1
                     self._free.pop(who, None)
+                    self._parts.pop(who, None)
                 case ChunkVerified(index, data, who):
                     assert index not in self.verified
                     self.verified[index] = data
@@ -238,8 +277,11 @@ class Swarm:
             case "header":
                 self._obey(self.machine.header_arrived(who, event.index, event.length, self.now))
             case "bytes":
+                self.received_bytes += event.length
+                self._parts[who] = self._parts.get(who, 0) + event.length
                 self.machine.bytes_arrived(who, event.length, self.now)
             case "chunk":
+                self.received_bytes += len(event.data) - self._parts.pop(who, 0)
                 self.arrived[who] = self.arrived.get(who, 0) + 1
                 self._obey(self.machine.chunk_arrived(who, event.index, event.data, self.now))
             case "refused":

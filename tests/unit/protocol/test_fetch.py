@@ -28,7 +28,7 @@ from tests.unit.protocol import swarm
 from tests.unit.protocol.swarm import LIARS, Swarm, entries_of, honest, make_chunks, peer, refuses
 
 # A least rate that 200-byte chunks of an honest peer meet.
-LIMITS = FetchLimits(min_rate_bytes_s=50.0)
+LIMITS = FetchLimits(min_rate_bytes_s=50.0, active_peers=1)
 
 
 def test_one_honest_provider_gives_everything() -> None:
@@ -197,7 +197,7 @@ def test_stalled_transfer_without_another_peer_fails_in_bounded_time_naming_the_
 def test_silence_is_suffered_longer_when_nobody_else_could_be_asked() -> None:
     alone = Swarm(LARGE, {"silent": swarm.silent}).run()
     assert alone.drops[0] == (FetchLimits().idle_s, peer("silent"), DropReason.SILENT)
-    together = Swarm(LARGE, {"silent": swarm.silent, "honest": honest}).run()
+    together = Swarm(LARGE, {"silent": swarm.silent, "honest": honest}, FetchLimits(active_peers=1)).run()
     assert together.drops[0] == (FetchLimits().idle_with_others_s, peer("silent"), DropReason.SILENT)
 
 
@@ -223,12 +223,12 @@ def test_time_in_which_we_do_not_read_is_not_held_against_the_peer() -> None:
     assert machine.next_deadline() is None
     assert machine.on_time(100.0) == []
     machine.resumed(peer("a"), 100.0)
-    assert machine.next_deadline() == 104.0
-    assert machine.on_time(103.0) == []
-    assert machine.on_time(104.0)[0] == DropPeer(peer("a"), DropReason.SILENT)
+    assert machine.next_deadline() == 102.0
+    assert machine.on_time(101.0) == []
+    assert machine.on_time(102.0)[0] == DropPeer(peer("a"), DropReason.SILENT)
     # Neither does anything to a peer that is not asked.
     machine.paused(peer("a"))
-    machine.resumed(peer("a"), 104.0)
+    machine.resumed(peer("a"), 102.0)
     assert machine.next_deadline() is not None
 
 
@@ -238,7 +238,7 @@ def test_pause_ends_with_the_attempt_in_which_it_began() -> None:
     machine.start(0.0)
     machine.paused(peer("a"))
     machine.peer_failed(peer("a"), 1.0)
-    assert machine.on_time(2.0) == [RequestChunks(peer("a"), (0, 1))]
+    assert machine.on_time(2.0) == [RequestChunks(peer("a"), (0,))]
     assert machine.next_deadline() == 10.0
 
 
@@ -248,7 +248,7 @@ def test_flaky_provider_is_tried_again_after_a_growing_pause() -> None:
     def flaky(index, chunks, rng):  # type: ignore[no-untyped-def]
         nonlocal calls
         calls += 1
-        return swarm.disconnects(index, chunks, rng) if calls <= 4 else honest(index, chunks, rng)
+        return swarm.disconnects(index, chunks, rng) if calls <= 3 else honest(index, chunks, rng)
 
     done = Swarm(make_chunks(20), {"flaky": flaky}, LIMITS).run()
     done.assert_complete()
@@ -281,11 +281,10 @@ def test_late_answers_of_an_earlier_attempt_are_ignored_once() -> None:
     machine = FetchMachine(entries_of(chunks), range(2), [peer("a")], limits=LIMITS)
     machine.start(0.0)
     machine.on_time(10.0)
-    assert machine.on_time(11.0) == [RequestChunks(peer("a"), (0, 1))]
-    machine.chunk_arrived(peer("a"), 1, chunks[1], 11.5)
+    assert machine.on_time(11.0) == [RequestChunks(peer("a"), (0,))]
     assert machine.header_arrived(peer("a"), 1, 5, 11.6) == []
     assert machine.chunk_refused(peer("a"), 1, "busy", 11.7) == []
-    [dropped, _] = machine.chunk_arrived(peer("a"), 1, chunks[1], 11.8)
+    [dropped, *_] = machine.chunk_arrived(peer("a"), 1, chunks[1], 11.8)
     assert dropped == DropPeer(peer("a"), DropReason.UNASKED)
 
 
