@@ -77,12 +77,14 @@ def divergence_lines(report: PromptReport, unit: str) -> list[str]:
     ]
     if report.in_template or where is None:
         lines.append("  the texts of the requests agree there: the chat template makes the difference")
-        names = ("rendered before", "rendered after")
+        names = ("rendered before", "rendered now") if report.against else ("rendered another day", "rendered now")
         return lines + [f"  {name}: {_quoted(text)}" for name, text in zip(names, report.rendered, strict=False)]
     lines[-1] += f": {_where(where)}"
+    # A single request is compared with itself, what probably varies set to other values.
+    names = ("before", "after") if report.against else ("another", "this one")
     return lines + [
         f"  {name}: {_quoted(place.excerpt)}"
-        for name, place in (("before", report.earlier), ("after", report.later))
+        for name, place in zip(names, (report.earlier, report.later), strict=True)
         if place is not None
     ]
 

@@ -72,7 +72,7 @@ def history_rewritten(earlier: Outline, later: Outline) -> Change | None:
     part = found.earlier[0]
     if part.index == earlier.messages[-1].index and found.later[0].index == later.messages[-1].index:
         return None  # another question at the end: nothing was rewritten
-    if part.index == earlier.messages[0].index and _foreign(found):
+    if part.index == earlier.messages[0].index and _foreign(found, earlier, later):
         return None  # another conversation
     return Change(_where(found.earlier, found.later), f"{part.label} says something else than in the request before")
 
@@ -179,12 +179,14 @@ def _where(one: Located, other: Located) -> Place:
     return place(*other, common_characters(one[1].text, other[1].text))
 
 
-def _foreign(found: Difference) -> bool:
-    """Whether two messages have hardly anything in common, as the first ones of two conversations."""
+def _foreign(found: Difference, earlier: Outline, later: Outline) -> bool:
+    """Whether the first messages have hardly anything in common, and none of the others is the same."""
+    if {part.text for part in earlier.messages[1:]} & {part.text for part in later.messages[1:]}:
+        return False
     assert found.earlier is not None  # noqa: S101 - the caller has looked
     assert found.later is not None  # noqa: S101
     mine, theirs = found.earlier[1].text, found.later[1].text
-    return common_characters(mine, theirs) * 2 < max(len(mine), len(theirs))
+    return common_characters(mine, theirs) * 2 < min(len(mine), len(theirs))
 
 
 def _sorted(piece: Piece) -> str:

@@ -54,6 +54,7 @@ class Killer:
         span: the kind of text that gives it away in a single request; ``None`` when there is none.
         in_prompt: finds it in one prompt.
         between_prompts: finds it between two prompts of the same texts.
+        general: it is told only of texts that no other killer explains.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Killer:
     span: SpanKind | None = None
     in_prompt: Callable[[Prompt], str] | None = None
     between_prompts: Callable[[Prompt, Prompt], str] | None = None
+    general: bool = False
 
 
 def _rewritten_reasoning(prompt: Prompt) -> str:
@@ -174,6 +176,7 @@ KILLERS: tuple[Killer, ...] = (
         "computed already.",
         "Only append. What has been sent stays as it was sent.",
         between=changes.history_rewritten,
+        general=True,
     ),
     Killer(
         "history-truncated",
@@ -195,6 +198,7 @@ KILLERS: tuple[Killer, ...] = (
         "Examples, hints or memories chosen for each request change the prompt before the conversation.",
         "Choose them once for a conversation, or put them into the newest message.",
         between=changes.paragraphs_sampled,
+        general=True,
     ),
     Killer(
         "white-space",
@@ -256,10 +260,16 @@ def removed_findings(removed: Sequence[Removed]) -> list[Finding]:
 
 def between_requests(earlier: Outline, later: Outline) -> list[Finding]:
     """What made a request differ from the one before it, in the order of ``KILLERS``; certain, all of it."""
-    return [
-        Finding(each.id, change.words, change.place, certain=True)
+    found = [
+        (each, change)
         for each in KILLERS
         if each.between is not None and (change := each.between(earlier, later)) is not None
+    ]
+    explained = {change.place.path for each, change in found if not each.general}
+    return [
+        Finding(each.id, change.words, change.place, certain=True)
+        for each, change in found
+        if not each.general or change.place.path not in explained
     ]
 
 

@@ -53,12 +53,14 @@ class Part:
         index: place in ``messages``; 0 for what stands in none.
         role: of a message; otherwise the kind.
         pieces: its texts, in order; one for each tool, block, call and text.
+        in_messages: it stands in ``messages``, as system messages of OpenAI style do.
     """
 
     kind: PartKind
     index: int
     role: str
     pieces: tuple[Piece, ...]
+    in_messages: bool = False
 
     @property
     def label(self) -> str:
@@ -153,7 +155,7 @@ def _messages(messages: list[Any]) -> Iterator[Part]:
         role = str(message.get("role", "?")) if isinstance(message, dict) else "?"
         conversation = conversation or role not in SYSTEM_ROLES
         kind = PartKind.MESSAGE if conversation else PartKind.SYSTEM
-        yield Part(kind, index, role, tuple(_message(message, ("messages", index))))
+        yield Part(kind, index, role, tuple(_message(message, ("messages", index))), in_messages=True)
 
 
 def _message(message: Any, path: Path) -> Iterator[Piece]:

@@ -43,16 +43,10 @@ def read_requests(text: str, file: str) -> list[ReadRequest]:
         raise UsageError(
             f"{file}: expected a request body, found an empty file", hint="give an OpenAI-style or Anthropic-style body"
         )
-    whole = _whole(text)
-    if whole is not None:
+    if (whole := _value(text)) is not None:
         found = list(_bodies(whole, file, _first_line(text)))
     else:
-        found = [
-            request
-            for number, line in enumerate(text.split("\n"), start=1)
-            if line.strip()
-            for request in _bodies(_parsed(line, file, number), file, number)
-        ]
+        found = [request for number, value in _lines(text, file) for request in _bodies(value, file, number)]
     if not found:
         raise UsageError(f"{file}: expected at least one request body, found an empty list")
     return found
@@ -65,12 +59,20 @@ def is_request(value: Any) -> bool:
     return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str | list)
 
 
-def _whole(text: str) -> Any:
-    """The JSON value that the file is, or ``None`` when it has to be read line by line."""
+def _value(text: str) -> Any:
+    """The JSON value a text is, or ``None`` when it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _lines(text: str, file: str) -> Iterator[tuple[int, Any]]:
+    """The values of a log and their lines; a file whose first line is no JSON by itself is one broken value."""
+    log = _value(text.lstrip().partition("\n")[0]) is not None
+    for number, line in enumerate(text.split("\n"), start=1) if log else [(1, text)]:
+        if line.strip():
+            yield number, _parsed(line, file, number)
 
 
 def _parsed(line: str, file: str, number: int) -> Any:
@@ -79,10 +81,11 @@ def _parsed(line: str, file: str, number: int) -> Any:
     except RecursionError:
         raise _too_deep(file, number) from None
     except ValueError as error:
-        column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number that is too long"
+        where, reason = f"{file}:{number}", "a number that is too long"
+        if isinstance(error, json.JSONDecodeError):
+            where, reason = f"{file}:{number + error.lineno - 1}", f"column {error.colno}: {error.msg}"
         raise UsageError(
-            f"{file}:{number}: expected JSON, found something else{column} ({reason})",
+            f"{where}: expected JSON, found something else ({reason})",
             hint="a file holds one request body, or one JSON object a line",
         ) from None
 

@@ -75,8 +75,7 @@ def as_characters(of: Outline) -> PreparedPrompt:
     boundaries = []
     n_messages = 0
     for part in of.parts:
-        in_messages = part.pieces[:1] and part.pieces[0].path[:1] == ("messages",)
-        n_messages += bool(in_messages)
+        n_messages += part.in_messages
         text += f"{part.role}:\n{part.text}\n"
         boundaries.append(Boundary(len(text), _KINDS[part.kind], n_messages))
     tokens = tuple(map(ord, text))
@@ -100,9 +99,7 @@ def _names(end: Boundary, first: int, of: Outline) -> list[str]:
         return [PartKind.TOOLS.value]
     if end.kind is BoundaryKind.SYSTEM:
         return [PartKind.SYSTEM.value]
-    inside = [
-        part.label for part in of.parts if part.kind is not PartKind.TOOLS and first <= part.index < end.n_messages
-    ]
+    inside = [part.label for part in of.parts if part.in_messages and first <= part.index < end.n_messages]
     return inside or [_whole(of)]
 
 
