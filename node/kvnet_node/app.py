@@ -43,6 +43,7 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ("status", "node:status", "Show how this node is."),
     ("peers", "node:peers", "List connected peers."),
     ("connect", "connect:connect", "Print how to point another program at this node."),
+    ("explain", "explain:explain", "Explain one of the running node's last requests."),
     ("size", "size:size", "Work out the K/V size of a model from its config.json."),
     ("selftest", "selftest:selftest", "Prove export and restore on this machine."),
     ("doctor", "doctor:doctor", "Check this installation and this data directory."),

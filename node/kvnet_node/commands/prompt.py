@@ -56,12 +56,13 @@ def report_lines(report: PromptReport, unit: str) -> list[str]:
     """One comparison for a person."""
     against = f" after {report.against}" if report.against else ""
     rows = [(each.label, format_count(each.size), format_count(each.shared)) for each in report.sections]
-    return [
-        escape(f"{report.request}{against}: {format_count(report.size)} {unit}"),
+    lines = [
+        f"{report.request}{against}: {format_count(report.size)} {unit}",
         *_indented(columns(rows, ("SECTION", unit.upper(), "SHARED")).splitlines()),
         *_indented(divergence_lines(report, unit)),
         *_indented(killer_lines(report.killers)),
     ]
+    return [escape(line) for line in lines]
 
 
 def divergence_lines(report: PromptReport, unit: str) -> list[str]:

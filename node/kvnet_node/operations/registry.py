@@ -78,6 +78,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("namespace export", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:export"),
         Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
         Operation("prompt check", r.PromptCheckRequest, r.PromptCheckResult, "prompts:check", needs_engine=True),
+        Operation("explain", r.ExplainRequest, r.ExplainResult, "explain:explain", node_only=True),
         Operation("status", r.StatusRequest, r.StatusResult, "node:status"),
         Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),

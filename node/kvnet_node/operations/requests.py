@@ -628,6 +628,92 @@ class PromptCheckResult(Result, frozen=True, tag="prompt check"):
     reports: list[PromptReport]
 
 
+class ExplainRequest(Request, frozen=True):
+    """Explain one of the running node's last requests.
+
+    Attributes:
+        request: its id or how that begins; "" for the last one.
+        sections: which to make; all of them when empty.
+    """
+
+    request: str = ""
+    sections: list[str] = []
+
+
+class RejectedArtifact(msgspec.Struct, frozen=True):
+    """An artifact that fitted and was not used, and why."""
+
+    artifact: str
+    code: str
+    text: str
+
+
+class ExplainedReuse(msgspec.Struct, frozen=True):
+    """What of a prompt was reused, and why not more.
+
+    Attributes:
+        prompt_tokens, reused_tokens: of the prompt, and those of them that were not computed.
+        created_tokens: those that were newly kept.
+        source: "none", "ram", "disk" or "peer".
+        sources: where restored ones came from.
+        saved_s: estimated seconds saved; 0 when no speed is known.
+        lookup_s, restore_s: seconds of looking and fetching, and of restoring.
+        verdict: how exact restored state is; "" when none was restored.
+        reasons: why nothing, or not more, was reused.
+        rejected: artifacts that fitted and were not used.
+        note: why there is nothing else to tell; "" otherwise.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    created_tokens: int = 0
+    source: str = "none"
+    sources: list[Source] = []
+    saved_s: float = 0.0
+    lookup_s: float = 0.0
+    restore_s: float = 0.0
+    verdict: str = ""
+    reasons: list[str] = []
+    rejected: list[RejectedArtifact] = []
+    note: str = ""
+
+
+class ExplainedPrompt(msgspec.Struct, frozen=True):
+    """What a prompt is made of, and where it parts from the most similar one before it.
+
+    Attributes:
+        report: the comparison; ``against`` is "" when there was no earlier request of the same model.
+        note: why there is none; "" otherwise.
+    """
+
+    report: PromptReport | None = None
+    note: str = ""
+
+
+class ExplainResult(Result, frozen=True, tag="explain"):
+    """One request, explained. Nothing of it is kept anywhere.
+
+    Attributes:
+        request: its id.
+        time_s: when it came, in seconds since 1970.
+        path, model: of the endpoint, and as the client wrote it.
+        state: "answered", "failed", "cancelled" or "running".
+        failure: what the client was told when it failed; "" otherwise.
+        ttft_s, total_s: seconds to the first token and to the end; 0 when unknown.
+        sections: by name; each an object of its own form.
+    """
+
+    request: str
+    time_s: float
+    path: str
+    model: str
+    state: str
+    failure: str
+    ttft_s: float
+    total_s: float
+    sections: dict[str, dict[str, Any]]
+
+
 # --- The node itself -----------------------------------------------------------------------------------------------
 
 

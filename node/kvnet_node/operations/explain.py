@@ -1,0 +1,219 @@
+"""Explaining one of the node's last requests: what of it was reused, and what kept it from sharing more.
+
+Each section is one function in ``SECTIONS``; its result is a struct of its own, which travels as an object under the
+section's name. Nothing is computed before somebody asks, and nothing is written or logged.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from kvnet.engine.interface import Engine
+from kvnet.errors import UsageError
+from kvnet.exchange.completion import Reuse
+from kvnet.format.hashes import artifact_text
+from kvnet.format.prefix import common_prefix
+from kvnet.protocol.ids import peer_text
+from kvnet.trust.keys import publisher_text
+from kvnet_node.api.requests_log import LoggedRequest, RequestLog
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.prompts import between, rendered, report
+from kvnet_node.prompts import killers
+from kvnet_node.prompts.compare import Comparison, Prompt, compare
+from kvnet_node.prompts.killers import Finding
+from kvnet_node.prompts.outline import outline
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a section is made from.
+
+    Attributes:
+        request: which is explained.
+        earlier: those that came before it, oldest first.
+        loaded: gives the engine of a model while it is used; ``None`` when that model is not in memory.
+    """
+
+    request: LoggedRequest
+    earlier: tuple[LoggedRequest, ...]
+    loaded: "Loaded"
+
+
+Loaded = Callable[[str], AbstractAsyncContextManager[Engine | None]]
+MakeSection = Callable[[Question], Awaitable[msgspec.Struct]]
+
+
+async def explain(ctx: OperationContext, request: r.ExplainRequest) -> r.ExplainResult:
+    """Explain one request of the running node."""
+    return await explained(_log(ctx), request, partial(_loaded, ctx))
+
+
+async def explained(log: RequestLog, request: r.ExplainRequest, loaded: Loaded) -> r.ExplainResult:
+    """Explain one request of a log.
+
+    Raises:
+        UsageError: no such request, or no such section.
+    """
+    unknown = [name for name in request.sections if name not in SECTIONS]
+    if unknown:
+        raise UsageError(f"expected sections out of {', '.join(SECTIONS)}, found {unknown[0]!r}")
+    wanted = _wanted(log, request.request)
+    requests = list(log)
+    question = Question(wanted, tuple(requests[: requests.index(wanted)]), loaded)
+    sections = {
+        name: msgspec.to_builtins(await make(question))
+        for name, make in SECTIONS.items()
+        if not request.sections or name in request.sections
+    }
+    return r.ExplainResult(
+        request=wanted.id,
+        time_s=wanted.time_s,
+        path=wanted.path,
+        model=wanted.model,
+        state=_state(wanted),
+        failure=f"{wanted.failure.status}: {wanted.failure.message}" if wanted.failure is not None else "",
+        ttft_s=wanted.finished.ttft_s if wanted.finished is not None else 0.0,
+        total_s=wanted.finished.total_s if wanted.finished is not None else 0.0,
+        sections=sections,
+    )
+
+
+async def reuse_section(question: Question) -> r.ExplainedReuse:
+    """What was reused and from where, or why not."""
+    found = question.request.reuse
+    if found is None:
+        return r.ExplainedReuse(note="its answer did not begin, so nothing was looked up or reused")
+    return r.ExplainedReuse(
+        prompt_tokens=found.prompt_tokens,
+        reused_tokens=found.reused_tokens,
+        created_tokens=found.created_tokens,
+        source=found.source,
+        sources=_sources(found),
+        saved_s=found.saved_s,
+        lookup_s=found.lookup_s,
+        restore_s=found.restore_s,
+        verdict=found.verdict.name if found.verdict is not None else "",
+        reasons=list(found.reasons),
+        rejected=[r.RejectedArtifact(artifact_text(each.artifact), each.code, each.text) for each in found.rejected],
+    )
+
+
+async def prompt_section(question: Question) -> r.ExplainedPrompt:
+    """What the prompt is made of, and where it parts from the most similar one before it."""
+    request = question.request
+    prompt = _prompt(request)
+    if prompt is None:
+        return r.ExplainedPrompt(note=_why_no_prompt(request))
+    best = _most_similar(request, question.earlier)
+    earlier = _prompt(best) if best is not None else None
+    alone = [*killers.in_request(prompt.sent, request.removed), *killers.in_prompt(prompt)]
+    if best is None or earlier is None:
+        nothing = Comparison(0, 0, len(prompt.prepared.tokens), "", None, None, in_template=False)
+        return r.ExplainedPrompt(report((request.id, ""), prompt, nothing, alone))
+    compared = compare(earlier, prompt)
+    found = _merged(between(earlier, prompt, ()), alone)
+    async with question.loaded(_base(request)) as engine:
+        excerpts = await rendered(engine, compared, earlier, prompt)
+    return r.ExplainedPrompt(report((request.id, best.id), prompt, compared, found, excerpts))
+
+
+SECTIONS: dict[str, MakeSection] = {"reuse": reuse_section, "prompt": prompt_section}
+"""Every section, in the order they are shown."""
+
+
+def _log(ctx: OperationContext) -> RequestLog:
+    log: RequestLog | None = getattr(ctx.services, "request_log", None)
+    if not ctx.serving or log is None:
+        raise UsageError(
+            "expected a running node of this data directory, found none: it alone remembers requests",
+            hint="kvnet node start, and send it a request",
+        )
+    return log
+
+
+def _wanted(log: RequestLog, name: str) -> LoggedRequest:
+    found = log.find(name) if name else log.last()
+    if found is None:
+        here = f"expected one of the last {len(log)} requests" if len(log) else "expected a request"
+        raise UsageError(
+            f"{here}, found {f'none or several that begin with {name!r}' if name else 'none since the node started'}",
+            hint="the header x-kvnet-request of an answer names it" if name else "send the node a request",
+        )
+    return found
+
+
+def _state(request: LoggedRequest) -> str:
+    if request.failure is not None:
+        return "failed"
+    if request.cancelled:
+        return "cancelled"
+    return "answered" if request.finished is not None else "running"
+
+
+def _sources(reuse: Reuse) -> list[r.Source]:
+    return [
+        r.Source(
+            source=each.source,
+            tokens=each.tokens,
+            bytes=each.n_bytes,
+            seconds=each.seconds,
+            peer=peer_text(each.peer) if each.peer else "",
+            signer=publisher_text(each.signer),
+            artifact=artifact_text(each.artifact),
+        )
+        for each in reuse.sources
+    ]
+
+
+def _prompt(request: LoggedRequest) -> Prompt | None:
+    if request.asked is None or request.prepared is None:
+        return None
+    return Prompt(outline(json.loads(request.asked.body)), request.prepared)
+
+
+def _why_no_prompt(request: LoggedRequest) -> str:
+    if request.private:
+        return "it was private, so its prompt was not remembered"
+    if request.reuse is None:
+        return "its prompt was not ready"
+    return "it is too old or too long: its prompt is not remembered any more"
+
+
+def _most_similar(request: LoggedRequest, earlier: Sequence[LoggedRequest]) -> LoggedRequest | None:
+    """The request before this one whose prompt begins most alike; of several the newest."""
+    assert request.prepared is not None  # noqa: S101 - the caller has its prompt
+    best: LoggedRequest | None = None
+    longest = -1
+    for each in earlier:
+        if each.prepared is None or each.asked is None or _base(each) != _base(request):
+            continue
+        common = common_prefix(each.prepared.tokens, request.prepared.tokens)
+        if common >= longest:
+            best, longest = each, common
+    return best
+
+
+def _base(request: LoggedRequest) -> str:
+    """The model, without the name of a context."""
+    return request.model.partition("#")[0]
+
+
+def _merged(certain: Sequence[Finding], likely: Sequence[Finding]) -> list[Finding]:
+    """What is certain, then what is likely and not among it."""
+    known = {each.killer for each in certain}
+    return [*certain, *(each for each in likely if each.killer not in known)]
+
+
+@asynccontextmanager
+async def _loaded(ctx: OperationContext, model: str) -> AsyncIterator[Engine | None]:
+    """Explaining loads no model: it only asks one that is in memory."""
+    if model not in ctx.services.engines.loaded():
+        yield None
+        return
+    async with ctx.services.engines.use(model) as engine:
+        yield engine
