@@ -1,0 +1,299 @@
+"""Fetch or compute: the plan with the smallest expected time to first token.
+
+A prefix may be computed here, or fetched as far as a block's end and computed from there. What each costs follows from
+what was measured: prefill speed by position, the rate of restoring, round trip and rate of the peer. Fetching wins when
+the link carries more bytes per second than K/V bytes per token times prefill tokens per second.
+
+A plan is a sequence of steps, and more kinds of steps can come: computing while blocks arrive from the back, or having
+a faster machine compute. Pure arithmetic; all times are seconds, all rates bytes or tokens per second.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.protocol.ids import PeerId
+
+MIN_GAIN_S = 0.010
+"""A fetch that would win by less is not begun: what is measured is not that exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPoint:
+    """At `position` tokens, prefill runs at `tokens_s`."""
+
+    position: int
+    tokens_s: float
+
+
+class PrefillSpeed:
+    """Prefill speed by position: later tokens attend to more, and take longer.
+
+    Between two measured positions the seconds per token are taken to grow evenly, which is what attention does; before
+    the first and after the last one they are those measured there.
+
+    Args:
+        points: measured; at least one, speeds above 0.
+
+    Raises:
+        ValueError: no point, or a speed that is not above 0.
+    """
+
+    def __init__(self, points: Iterable[SpeedPoint]) -> None:
+        ordered = sorted({point.position: point for point in points}.values(), key=lambda point: point.position)
+        if not ordered or any(not 0 < point.tokens_s < math.inf for point in ordered):
+            raise ValueError("expected at least one measured speed above 0")
+        self._positions = [point.position for point in ordered]
+        self._seconds = [1.0 / point.tokens_s for point in ordered]
+
+    def seconds(self, first_token: int, end_token: int) -> float:
+        """Seconds of prefilling tokens `first_token` up to `end_token`, the state before them being there."""
+        if end_token <= first_token:
+            return 0.0
+        corners = [first_token, *(at for at in self._positions if first_token < at < end_token), end_token]
+        total = 0.0
+        for left, right in pairwise(corners):
+            total += (right - left) * (self._per_token(left) + self._per_token(right)) / 2
+        return total
+
+    def tokens_s(self, position: int) -> float:
+        """Tokens per second at a position."""
+        return 1.0 / self._per_token(position)
+
+    def _per_token(self, position: int) -> float:
+        at = bisect_left(self._positions, position)
+        if at == 0:
+            return self._seconds[0]
+        if at == len(self._positions):
+            return self._seconds[-1]
+        left, right = self._positions[at - 1], self._positions[at]
+        share = (position - left) / (right - left)
+        return self._seconds[at - 1] + share * (self._seconds[at] - self._seconds[at - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine does with one model.
+
+    Attributes:
+        prefill: its speed.
+        restore_bytes_s: raw K/V bytes restored per second.
+        restore_fixed_s: seconds of any restore, however small.
+    """
+
+    prefill: PrefillSpeed
+    restore_bytes_s: float
+    restore_fixed_s: float = 0.0
+
+    def restore_s(self, n_bytes: int) -> float:
+        """Seconds until so many raw bytes of K/V are in the model's caches."""
+        return self.restore_fixed_s + n_bytes / self.restore_bytes_s if n_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How chunks get here from one peer, in one codec.
+
+    Attributes:
+        peer: whom from.
+        rtt_s: seconds of a round trip.
+        bytes_s: stored bytes per second.
+        decode_bytes_s: raw bytes decoded per second; infinite for a codec that needs none.
+    """
+
+    peer: PeerId
+    rtt_s: float
+    bytes_s: float
+    decode_bytes_s: float = math.inf
+
+    def seconds(self, stored_bytes: int, raw_bytes: int) -> float:
+        """Seconds until so many bytes are here and decoded."""
+        if not stored_bytes:
+            return 0.0
+        return self.rtt_s + stored_bytes / self.bytes_s + raw_bytes / self.decode_bytes_s
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A prefix that can be fetched.
+
+    Attributes:
+        link: to whoever has it.
+        n_tokens: how many tokens of the prompt it covers, from the start.
+        block_bytes: stored bytes to fetch for each block, in order; 0 for one that is held.
+        head_bytes: stored bytes to fetch before the first block: token ids and context.
+        raw_bytes_per_token: of its K/V.
+    """
+
+    link: Link
+    n_tokens: int
+    block_bytes: Sequence[int]
+    head_bytes: int
+    raw_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStep:
+    """Continue from the first `n_tokens` tokens of state held here or fetched before."""
+
+    n_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStep:
+    """Fetch what is missing of the first `n_tokens` tokens: `n_bytes` stored bytes from `peer`."""
+
+    peer: PeerId
+    n_tokens: int
+    n_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Compute tokens `first_token` up to `end_token`."""
+
+    first_token: int
+    end_token: int
+    seconds: float
+
+
+Step = RestoreStep | FetchStep | PrefillStep
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do until the first token, in order, and how long it is expected to take."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Expected seconds in all."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def fetch(self) -> FetchStep | None:
+        """Its fetch, if it has one."""
+        return next((step for step in self.steps if isinstance(step, FetchStep)), None)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(step.end_token - step.first_token for step in self.steps if isinstance(step, PrefillStep))
+
+
+def local_plan(machine: Machine, n_prompt: int, held_tokens: int, raw_bytes_per_token: int) -> Plan:
+    """Continue from what is held, or compute everything where that is sooner."""
+    computed = Plan((PrefillStep(0, n_prompt, machine.prefill.seconds(0, n_prompt)),))
+    if held_tokens == 0:
+        return computed
+    restored = Plan(
+        (
+            RestoreStep(held_tokens, machine.restore_s(held_tokens * raw_bytes_per_token)),
+            PrefillStep(held_tokens, n_prompt, machine.prefill.seconds(held_tokens, n_prompt)),
+        )
+    )
+    return min(computed, restored, key=lambda plan: plan.seconds)
+
+
+def best_plan(machine: Machine, n_prompt: int, held_tokens: int, offers: Iterable[Offer], local: Plan) -> Plan:
+    """The plan with the smallest expected time to first token.
+
+    Every offer is considered whole, and cut at each block: a shorter prefix is still a gain where the rest is computed
+    sooner than it arrives.
+
+    Args:
+        machine: what it can do.
+        n_prompt: tokens of the prompt.
+        held_tokens: of these, what is held here.
+        offers: what can be fetched.
+        local: what would be done without peers; it stands unless a fetch is sooner by `MIN_GAIN_S`.
+    """
+    best = local
+    for offer in offers:
+        for plan in _plans(machine, n_prompt, held_tokens, offer):
+            margin_s = MIN_GAIN_S if best is local else 0.0
+            if plan.seconds + margin_s < best.seconds:
+                best = plan
+    return best
+
+
+def _plans(machine: Machine, n_prompt: int, held_tokens: int, offer: Offer) -> Iterable[Plan]:
+    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
+    covered = min(offer.n_tokens, n_prompt - 1)
+    for n_blocks in range(held_tokens // BLOCK_TOKENS + 1, len(offer.block_bytes) + 1):
+        n_tokens = min(covered, n_blocks * BLOCK_TOKENS)
+        if n_tokens <= held_tokens:
+            continue
+        n_bytes, raw_bytes = sums[n_blocks], n_tokens * offer.raw_bytes_per_token
+        yield Plan(
+            (
+                FetchStep(offer.link.peer, n_tokens, n_bytes, offer.link.seconds(n_bytes, raw_bytes)),
+                RestoreStep(n_tokens, machine.restore_s(raw_bytes)),
+                PrefillStep(n_tokens, n_prompt, machine.prefill.seconds(n_tokens, n_prompt)),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A fetch that has begun.
+
+    Attributes:
+        offer: what is fetched; `block_bytes` as they were at the beginning.
+        wanted_tokens: up to where.
+        arrived_tokens: how many tokens, from the start, are here without a gap.
+        arrived_bytes: stored bytes that are here.
+        rate_bytes_s: what arrives of late, from all peers; 0 when nothing does.
+    """
+
+    offer: Offer
+    wanted_tokens: int
+    arrived_tokens: int
+    arrived_bytes: int
+    rate_bytes_s: float
+
+
+def reconsider(machine: Machine, n_prompt: int, underway: Underway) -> int:
+    """Up to how many tokens to go on fetching: `arrived_tokens` to stop now and compute the rest.
+
+    Asked again whenever the rate changes: what has been fetched is paid for, so that only what is still to come counts
+    on both sides.
+    """
+    offer = underway.offer
+    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
+    best_tokens, best_s = underway.arrived_tokens, _rest_s(machine, n_prompt, underway, underway.arrived_tokens, 0)
+    for n_blocks in range(underway.arrived_tokens // BLOCK_TOKENS + 1, len(offer.block_bytes) + 1):
+        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
+        if n_tokens <= underway.arrived_tokens:
+            continue
+        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
+        seconds = _rest_s(machine, n_prompt, underway, n_tokens, left_bytes)
+        if seconds < best_s:
+            best_tokens, best_s = n_tokens, seconds
+    return best_tokens
+
+
+def _rest_s(machine: Machine, n_prompt: int, underway: Underway, n_tokens: int, left_bytes: int) -> float:
+    raw_bytes = n_tokens * underway.offer.raw_bytes_per_token
+    if not left_bytes:
+        arriving_s = 0.0
+    else:
+        arriving_s = left_bytes / underway.rate_bytes_s if underway.rate_bytes_s > 0 else math.inf
+    return arriving_s + machine.restore_s(raw_bytes) + machine.prefill.seconds(n_tokens, n_prompt)
+
+
+def break_even_bytes_s(machine: Machine, stored_bytes_per_token: float, position: int) -> float:
+    """The link rate from which fetching a token at a position is sooner than computing it.
+
+    Args:
+        machine: what it can do.
+        stored_bytes_per_token: K/V bytes of a token as they travel.
+        position: where in the prompt.
+    """
+    return stored_bytes_per_token * machine.prefill.tokens_s(position)

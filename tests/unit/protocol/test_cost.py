@@ -1,0 +1,192 @@
+"""Fetch or compute: the plan with the smallest expected time, and never one that a worse link makes slower."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvnet.protocol.cost import (
+    MIN_GAIN_S,
+    FetchStep,
+    Link,
+    Machine,
+    Offer,
+    Plan,
+    PrefillSpeed,
+    PrefillStep,
+    RestoreStep,
+    SpeedPoint,
+    Underway,
+    best_plan,
+    break_even_bytes_s,
+    local_plan,
+    reconsider,
+)
+from tests.unit.protocol.swarm import peer
+
+# SmolLM2-135M in float32: 46,080 bytes of K/V a token.
+RAW = 46_080
+BLOCK = 256 * RAW
+SPEED = PrefillSpeed([SpeedPoint(0, 200.0), SpeedPoint(1024, 100.0), SpeedPoint(4096, 40.0)])
+MACHINE = Machine(SPEED, restore_bytes_s=1e9, restore_fixed_s=0.01)
+
+
+def offer(bytes_s: float, n_tokens: int = 1024, *, held_blocks: int = 0, rtt_s: float = 0.001) -> Offer:
+    n_blocks = math.ceil(n_tokens / 256)
+    blocks = tuple(0 if number < held_blocks else BLOCK for number in range(n_blocks))
+    return Offer(Link(peer("a"), rtt_s, bytes_s), n_tokens, blocks, 4 * n_tokens, RAW)
+
+
+def plan_for(bytes_s: float, n_prompt: int = 1100, held: int = 0, n_tokens: int = 1024) -> Plan:
+    local = local_plan(MACHINE, n_prompt, held, RAW)
+    return best_plan(MACHINE, n_prompt, held, [offer(bytes_s, n_tokens, held_blocks=held // 256)], local)
+
+
+# --- prefill speed --------------------------------------------------------------------------------------------
+
+
+def test_prefill_time_follows_the_measured_points() -> None:
+    assert SPEED.tokens_s(0) == pytest.approx(200.0)
+    assert SPEED.tokens_s(1024) == pytest.approx(100.0)
+    assert SPEED.tokens_s(100_000) == pytest.approx(40.0)
+    assert SPEED.seconds(0, 1024) == pytest.approx(1024 * (1 / 200 + 1 / 100) / 2)
+    assert SPEED.seconds(4096, 5096) == pytest.approx(1000 / 40)
+    assert SPEED.seconds(10, 10) == SPEED.seconds(10, 5) == 0.0
+
+
+@given(st.integers(0, 6000), st.integers(0, 6000), st.integers(0, 6000))
+def test_prefill_time_of_two_parts_is_that_of_the_whole(one: int, two: int, three: int) -> None:
+    first, middle, last = sorted((one, two, three))
+    whole = SPEED.seconds(first, last)
+    assert SPEED.seconds(first, middle) + SPEED.seconds(middle, last) == pytest.approx(whole, abs=1e-9)
+
+
+def test_one_measured_point_is_enough() -> None:
+    assert PrefillSpeed([SpeedPoint(512, 100.0)]).seconds(0, 2000) == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("points", [[], [SpeedPoint(0, 0.0)], [SpeedPoint(0, -1.0)], [SpeedPoint(0, math.inf)]])
+def test_speed_that_was_not_measured_is_refused(points: list[SpeedPoint]) -> None:
+    with pytest.raises(ValueError, match="at least one measured speed"):
+        PrefillSpeed(points)
+
+
+# --- plans ----------------------------------------------------------------------------------------------------
+
+
+def test_fast_link_fetches_everything_there_is() -> None:
+    plan = plan_for(100e6)
+    fetch = plan.fetch
+    assert fetch is not None
+    assert (fetch.peer, fetch.n_tokens, fetch.n_bytes) == (peer("a"), 1024, 4 * BLOCK + 4096)
+    assert [type(step) for step in plan.steps] == [FetchStep, RestoreStep, PrefillStep]
+    assert plan.prefilled_tokens == 76
+    assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
+
+
+def test_link_below_the_break_even_prefills() -> None:
+    slow = 0.5 * break_even_bytes_s(MACHINE, RAW, 0)
+    assert slow < break_even_bytes_s(MACHINE, RAW, 0)
+    plan = plan_for(slow / 4)
+    assert plan.fetch is None
+    assert plan == local_plan(MACHINE, 1100, 0, RAW)
+
+
+def test_nothing_is_fetched_for_a_gain_that_cannot_be_measured() -> None:
+    local = local_plan(MACHINE, 1100, 0, RAW)
+    one = Offer(Link(peer("a"), local.seconds - SPEED.seconds(256, 1100) - MIN_GAIN_S, 1e12), 256, (BLOCK,), 0, RAW)
+    assert best_plan(MACHINE, 1100, 0, [one], local) is local
+
+
+def test_shorter_prefix_is_fetched_where_later_blocks_come_too_slowly() -> None:
+    """Two large blocks after two small ones: those two are computed sooner than they would arrive."""
+    blocks = (BLOCK // 64, BLOCK // 64, 40 * BLOCK, 40 * BLOCK)
+    offered = Offer(Link(peer("a"), 0.001, 50e6), 1024, blocks, 0, RAW)
+    plan = best_plan(MACHINE, 1100, 0, [offered], local_plan(MACHINE, 1100, 0, RAW))
+    assert plan.fetch is not None
+    assert plan.fetch.n_tokens == 512
+
+
+def test_best_of_several_offers_is_taken() -> None:
+    local = local_plan(MACHINE, 1100, 0, RAW)
+    near = Offer(Link(peer("near"), 0.001, 200e6), 1024, (BLOCK,) * 4, 0, RAW)
+    far = Offer(Link(peer("far"), 0.080, 20e6), 1024, (BLOCK,) * 4, 0, RAW)
+    plan = best_plan(MACHINE, 1100, 0, [far, near], local)
+    assert plan.fetch is not None
+    assert plan.fetch.peer == peer("near")
+
+
+def test_only_what_is_missing_is_fetched() -> None:
+    plan = plan_for(100e6, held=512)
+    assert plan.fetch is not None
+    assert plan.fetch.n_bytes == 2 * BLOCK + 4096
+
+
+def test_offer_that_is_no_longer_than_what_is_held_is_no_plan() -> None:
+    plan = plan_for(1e12, held=600, n_tokens=600)
+    assert plan.fetch is None
+    assert [type(step) for step in plan.steps] == [RestoreStep, PrefillStep]
+    assert plan_for(1e12, n_prompt=1025, held=1024).fetch is None
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    plan = plan_for(1e12, n_prompt=1024)
+    assert plan.fetch is not None
+    assert plan.fetch.n_tokens == 1023
+
+
+def test_decoding_counts_as_part_of_the_link() -> None:
+    assert Link(peer("a"), 0.5, 100.0, 1000.0).seconds(100, 1000) == pytest.approx(2.5)
+    assert Link(peer("a"), 0.5, 100.0).seconds(0, 0) == 0.0
+
+
+def test_restoring_a_little_may_cost_more_than_computing_it() -> None:
+    lame = Machine(SPEED, restore_bytes_s=1e9, restore_fixed_s=5.0)
+    assert local_plan(lame, 300, 100, RAW) == Plan((PrefillStep(0, 300, SPEED.seconds(0, 300)),))
+    assert lame.restore_s(0) == 0.0
+
+
+@given(st.floats(1e3, 1e10), st.integers(2, 1500), st.integers(0, 1024), st.floats(0, 2))
+def test_plan_is_never_expected_to_be_slower_than_without_peers(rate: float, n: int, held: int, rtt: float) -> None:
+    held = min(held, n - 1)
+    local = local_plan(MACHINE, n, held, RAW)
+    plan = best_plan(MACHINE, n, held, [offer(rate, held_blocks=held // 256, rtt_s=rtt)], local)
+    assert plan.seconds <= local.seconds
+    assert plan.prefilled_tokens >= 1
+
+
+# --- under way ------------------------------------------------------------------------------------------------
+
+
+def underway(rate: float, arrived_blocks: int = 1, wanted: int = 1024) -> Underway:
+    one = offer(100e6)
+    return Underway(one, wanted, 256 * arrived_blocks, one.head_bytes + BLOCK * arrived_blocks, rate)
+
+
+def test_fetch_goes_on_while_it_wins() -> None:
+    assert reconsider(MACHINE, 1100, underway(100e6)) == 1024
+    assert reconsider(MACHINE, 1100, underway(100e6, wanted=700)) == 700
+
+
+@pytest.mark.parametrize("rate", [0.0, 100e6 / 1000])
+def test_fetch_is_given_up_when_the_link_falls_below_computing(rate: float) -> None:
+    assert reconsider(MACHINE, 1100, underway(rate)) == 256
+
+
+def test_finished_fetch_stays_as_it_is() -> None:
+    assert reconsider(MACHINE, 1100, underway(0.0, arrived_blocks=4)) == 1024
+
+
+def test_what_has_arrived_in_part_counts() -> None:
+    """Most of the second block is here: its rest is worth waiting for, the third one is not."""
+    one = offer(100e6)
+    rate = BLOCK / SPEED.seconds(256, 512) / 3
+    almost = Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK - 1000, rate)
+    assert reconsider(MACHINE, 1100, almost) == 512
+    assert reconsider(MACHINE, 1100, Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK, rate)) == 512
+
+
+def test_fetch_that_ends_inside_a_block_is_finished_there() -> None:
+    one = offer(100e6)
+    assert reconsider(MACHINE, 1100, Underway(one, 700, 700, one.head_bytes + 3 * BLOCK, 0.0)) == 700
