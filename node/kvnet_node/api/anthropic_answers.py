@@ -1,11 +1,13 @@
-"""From answers in the shape of OpenAI's chat completions to those of Anthropic's Messages API: whole ones and errors.
+"""From answers in the shape of OpenAI's chat completions to those of Anthropic's Messages API: whole ones,
+lists of models and errors.
 
 Pure functions; the streamed form is in ``anthropic_stream``.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from kvnet_node.api.anthropic_requests import CACHE_TTL_S, AnswerShape
@@ -174,6 +176,31 @@ def forced_call(text: str, shape: AnswerShape) -> tuple[str, JsonObject] | None:
 def forced_id(message_id: str) -> str:
     """An id for the call that an answer under ``tool_choice`` stands for; the engine gave none."""
     return "toolu_" + message_id.removeprefix("msg_")
+
+
+# --- Models --------------------------------------------------------------------------------------------------------
+
+
+def model_of(model: Mapping[str, Any]) -> JsonObject:
+    """A model of ``/v1/models`` in OpenAI's form, with the names that Anthropic's clients read beside the others."""
+    created = datetime.fromtimestamp(model.get("created", 0), UTC)
+    out = {
+        **model,
+        "type": "model",
+        "display_name": model["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+    }
+    if (window := model.get("context_window")) is not None:
+        out["max_input_tokens"] = window
+    return out
+
+
+def models_of(models: Sequence[Mapping[str, Any]]) -> JsonObject:
+    """The list of models, for clients of both styles; it has one page."""
+    data = [model_of(model) for model in models]
+    ends = [data[0]["id"], data[-1]["id"]] if data else [None, None]
+    return {"object": "list", "data": data, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
 
 
 # --- Errors --------------------------------------------------------------------------------------------------------

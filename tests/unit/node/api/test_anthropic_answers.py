@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from anthropic.types import Message
+from anthropic.types import Message, ModelInfo
 
-from kvnet_node.api.anthropic_answers import PromptCounts, error_of, message_of, prompt_usage
+from kvnet_node.api.anthropic_answers import PromptCounts, error_of, message_of, models_of, prompt_usage
 from kvnet_node.api.anthropic_requests import AnswerShape, ForcedTool
 from kvnet_node.api.failures import ApiFailure
 
@@ -158,6 +158,19 @@ def test_no_count_is_ever_below_zero() -> None:
 def test_a_warmed_cache_has_made_nothing() -> None:
     message = read(completion("length", content="x"), AnswerShape(model="m", prefill_only=True))
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+
+
+# --- Models --------------------------------------------------------------------------------------------------------
+
+
+def test_one_list_of_models_serves_both_styles() -> None:
+    entry = {"id": "m", "object": "model", "created": 1_700_000_000, "owned_by": "kvnet", "context_window": 4096}
+    found = models_of([entry, {**entry, "id": "m#docs"}])
+    assert (found["first_id"], found["last_id"], found["has_more"]) == ("m", "m#docs", False)
+    assert found["data"][0].items() >= entry.items()
+    read = ModelInfo.model_validate(found["data"][0])
+    assert (read.display_name, read.max_input_tokens, read.created_at.year) == ("m", 4096, 2023)
+    assert models_of([]) == {"object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None}
 
 
 # --- Errors --------------------------------------------------------------------------------------------------------
