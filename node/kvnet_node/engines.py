@@ -1,4 +1,4 @@
-"""Engine processes of this node: started at first use, kept while they may be wanted again."""
+"""Engine processes of this node: started at first use, ended when nobody has used them for a while or for room."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,33 +11,50 @@ import trio
 
 from kvnet.engine.interface import Engine, OpenEngine
 from kvnet.engine.models import ModelEntry, choose_model
+from kvnet.errors import BusyError, EngineError, UnknownModelError
 from kvnet_node.config import Config
+from kvnet_node.failures import leaf_of
 from kvnet_node.models import demo_models_dir, models_here
+from kvnet_node.output import format_bytes
 from kvnet_node.paths import DataPaths
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
-
-MAX_IDLE_ENGINES = 1
-"""Loaded models that nobody uses at the moment; one more is ended first. Weights are most of a machine's memory."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Loaded:
+    """An engine in memory. ``changed`` is set when its users or its end change, and then replaced."""
+
     entry: ModelEntry
     engine: Engine
-    end: trio.Event
-    ended: trio.Event = field(default_factory=trio.Event)
+    idle_since: float
     users: int = 0
+    end: bool = False
+    changed: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+@dataclass(slots=True)
+class _Loading:
+    """An engine on its way, and then what became of it."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    loaded: _Loaded | None = None
+    failure: BaseException = field(default_factory=lambda: EngineError("the node is about to stop"))
 
 
 class EngineShelf:
     """The engines of one node.
 
     Args:
-        config: which models to look at, and the default one.
+        config: which models to look at, the default one, and how long an unused engine stays.
         paths: where engines may write.
         open_engine: starts an engine process.
     """
@@ -48,7 +65,10 @@ class EngineShelf:
         self._open_engine = open_engine
         self._nursery: trio.Nursery | None = None
         self._loaded: dict[Path, _Loaded] = {}
+        self._loading: dict[Path, _Loading] = {}
         self._starting = trio.Lock()
+        self._scan: tuple[float, list[ModelEntry]] | None = None
+        self._failed: dict[Path, str] = {}
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Hold engines until cancelled."""
@@ -61,15 +81,33 @@ class EngineShelf:
         """Every model on this machine; reads folders."""
         return models_here(self._config, self._paths.data_dir)
 
-    async def choose(self, model: str | None) -> ModelEntry:
+    async def entries(self, *, max_age_s: float = 0.0) -> list[ModelEntry]:
+        """Every model on this machine, from folders read at most ``max_age_s`` seconds ago."""
+        now = trio.current_time()
+        if self._scan is None or now - self._scan[0] > max_age_s or not max_age_s:
+            self._scan = (now, await trio.to_thread.run_sync(self.models))
+        return self._scan[1]
+
+    async def choose(self, model: str | None, *, max_age_s: float = 0.0) -> ModelEntry:
         """The model to use: the one named, else the default, else the only shareable one.
 
         The demo's model is nobody's choice beside one of their own.
 
+        Args:
+            model: a name or folder, or None.
+            max_age_s: how old the list of models may be; what is not in an older one is looked for anew.
+
         Raises:
             UnknownModelError: none of these gives exactly one.
         """
-        entries = await trio.to_thread.run_sync(self.models)
+        if max_age_s:
+            try:
+                return self._chosen(model, await self.entries(max_age_s=max_age_s))
+            except UnknownModelError:
+                pass
+        return self._chosen(model, await self.entries())
+
+    def _chosen(self, model: str | None, entries: list[ModelEntry]) -> ModelEntry:
         default = self._config.model_default or None
         own = [entry for entry in entries if entry.path.parent != demo_models_dir()]
         if not model and not default and any(entry.shareable for entry in own):
@@ -90,6 +128,14 @@ class EngineShelf:
         """Names of the models in memory."""
         return [loaded.entry.name for loaded in self._loaded.values()]
 
+    def engines(self) -> list[Engine]:
+        """The engines of the models in memory."""
+        return [loaded.engine for loaded in self._loaded.values()]
+
+    def failure(self) -> str:
+        """Why the last attempt to load a model failed, while none has been loaded since; else ""."""
+        return next(iter(self._failed.values()), "")
+
     @asynccontextmanager
     async def use(self, model: str | None, loading: Callable[[str], None] = lambda _: None) -> AsyncIterator[Engine]:
         """The engine of a model, loaded if it is not; it stays at least as long as the context.
@@ -101,45 +147,120 @@ class EngineShelf:
         Raises:
             UnknownModelError: no such model, or none chosen.
             EngineError: it cannot be loaded.
+            BusyError: what is loaded and in use leaves no room for its weights.
         """
-        loaded = await self._get(await self.choose(model), loading)
+        async with self.use_entry(await self.choose(model), loading) as engine:
+            yield engine
+
+    @asynccontextmanager
+    async def use_entry(
+        self, entry: ModelEntry, loading: Callable[[str], None] = lambda _: None
+    ) -> AsyncIterator[Engine]:
+        """As ``use``, for a model that was chosen already."""
+        loaded = await self._get(entry, loading)
         try:
             yield loaded.engine
         finally:
             loaded.users -= 1
+            loaded.idle_since = trio.current_time()
+            loaded.tell()
 
     async def _get(self, entry: ModelEntry, loading: Callable[[str], None]) -> _Loaded:
+        # Whoever asks for a model while it is being loaded waits here, and finds it loaded.
         async with self._starting:
             loaded = self._loaded.get(entry.path)
-            if loaded is None:
+            if loaded is None or loaded.end:
+                if loaded is not None:
+                    await loaded.ended.wait()
                 loading(entry.name)
-                await self._make_room()
+                await self._make_room(entry)
                 loaded = await self._start(entry)
             loaded.users += 1
+            loaded.tell()
             return loaded
 
-    async def _make_room(self) -> None:
-        idle = [loaded for loaded in self._loaded.values() if loaded.users == 0]
-        for loaded in idle[: max(0, len(idle) - MAX_IDLE_ENGINES + 1)]:
-            loaded.end.set()
-            await loaded.ended.wait()
+    async def _make_room(self, entry: ModelEntry) -> None:
+        """End unused engines, the longest unused first, until the weights fit beside those in use.
+
+        Raises:
+            BusyError: they do not.
+        """
+        while (limit_bytes := self._limit_bytes()) is not None:
+            held_bytes = sum(loaded.engine.info.weights_size_bytes for loaded in self._loaded.values())
+            if held_bytes + entry.size_bytes <= limit_bytes:
+                return
+            idle = sorted(
+                (loaded for loaded in self._loaded.values() if not loaded.users), key=lambda each: each.idle_since
+            )
+            if not idle:
+                raise BusyError(
+                    f"the weights of {entry.name} need {format_bytes(entry.size_bytes)}; "
+                    f"{format_bytes(held_bytes)} of {format_bytes(limit_bytes)} are taken by models in use "
+                    f"({', '.join(self.loaded())})",
+                    hint="wait until they are done",
+                )
+            await self._end(idle[0])
+
+    def _limit_bytes(self) -> int | None:
+        """What models may use together, as the loaded ones say; None when none is loaded."""
+        return max((loaded.engine.info.memory_budget_bytes for loaded in self._loaded.values()), default=None)
+
+    async def _end(self, loaded: _Loaded) -> None:
+        loaded.end = True
+        loaded.tell()
+        await loaded.ended.wait()
 
     async def _start(self, entry: ModelEntry) -> _Loaded:
+        """Load a model, or wait for one that is being loaded; whoever asked first may have gone away since."""
         if self._nursery is None:
             raise RuntimeError("the engine shelf is not running")
-        loaded: _Loaded = await self._nursery.start(self._hold, entry)
-        return loaded
+        loading = self._loading.get(entry.path)
+        if loading is None:
+            loading = self._loading[entry.path] = _Loading()
+            self._nursery.start_soon(self._hold, entry, loading)
+        await loading.done.wait()
+        if loading.loaded is None:
+            raise loading.failure
+        return loading.loaded
 
-    async def _hold(self, entry: ModelEntry, *, task_status: "TaskStatus[_Loaded]" = trio.TASK_STATUS_IGNORED) -> None:
-        work_dir = self.prepare_work_dir()
-        async with self._open_engine(entry.path, digest_cache=self.digest_cache, work_dir=work_dir) as engine:
-            loaded = _Loaded(entry, engine, trio.Event())
-            self._loaded[entry.path] = loaded
-            _log.info("engine started", model=entry.name)
-            task_status.started(loaded)
-            try:
-                await loaded.end.wait()
-            finally:
+    async def _hold(self, entry: ModelEntry, loading: _Loading) -> None:
+        loaded: _Loaded | None = None
+        try:
+            async with self._open_engine(
+                entry.path, digest_cache=self.digest_cache, work_dir=self.prepare_work_dir()
+            ) as engine:
+                loaded = self._loaded[entry.path] = _Loaded(entry, engine, trio.current_time())
+                self._failed.clear()
+                _log.info("engine started", model=entry.name)
+                self._end_loading(entry, loading, loaded)
+                try:
+                    await self._until_unused(loaded)
+                finally:
+                    # From here on nobody is given it; who asks for the model waits until it is gone.
+                    loaded.end = True
+        except Exception as error:  # noqa: BLE001 - it is the askers', not the node's
+            loading.failure = leaf_of(error)
+            if loaded is None:
+                self._failed[entry.path] = str(loading.failure)
+            _log.warning("engine failed", model=entry.name, kind=type(loading.failure).__name__)
+        finally:
+            self._end_loading(entry, loading, loaded)
+            if loaded is not None:
                 self._loaded.pop(entry.path, None)
-        loaded.ended.set()
-        _log.info("engine ended", model=entry.name)
+                loaded.ended.set()
+                _log.info("engine ended", model=entry.name)
+
+    def _end_loading(self, entry: ModelEntry, loading: _Loading, loaded: _Loaded | None) -> None:
+        loading.loaded = loaded
+        self._loading.pop(entry.path, None)
+        loading.done.set()
+
+    async def _until_unused(self, loaded: _Loaded) -> None:
+        """Return when it is told to end, or was unused for as long as the settings say."""
+        while not (loaded.end and not loaded.users):
+            changed = loaded.changed
+            left_s = loaded.idle_since + self._config.engine_idle_unload_s - trio.current_time()
+            if not loaded.users and left_s <= 0:
+                return
+            with trio.move_on_after(left_s if not loaded.users else float("inf")):
+                await changed.wait()
