@@ -1,13 +1,37 @@
 """Admission: what fits the model's window and the memory, decided from figures before MLX is touched.
 
-On Metal running out of memory aborts the process and cannot be caught, so it must not come to that.
+On Metal running out of memory aborts the process and cannot be caught, so it must not come to that. Memory holds
+weights, the K/V of what runs, and live caches; live caches go as soon as what runs needs their place.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 from kvnet.engine.mlx.caches import HEADROOM_TOKENS
-from kvnet.errors import OverBudgetError
+from kvnet.errors import BusyError, OverBudgetError, WindowError
+
+WAIT_S = 60.0
+"""How long a request waits for memory that others hold, counted from its arrival."""
+
+LIVE_SHARE = 4
+"""Live caches get one part in so many of what the weights leave, unless a setting says otherwise."""
+
+
+class Shelved(Protocol):
+    """Live caches, as far as their memory goes."""
+
+    lock: threading.RLock
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of them."""
+        ...
+
+    def reclaim(self, size_bytes: int) -> int:
+        """Drops some until so many bytes are free; how many that freed."""
+        ...
 
 
 class Budget:
@@ -18,27 +42,41 @@ class Budget:
         kv_bytes_per_token: over all layers; 0 when unknown, then only the window counts.
         window_tokens: the model's window; 0 when unknown.
         limit_bytes: for weights and K/V together.
+        live: what gives way to running requests; ``None`` when nothing is kept.
+        wait_s: longest wait for memory.
     """
 
     def __init__(
-        self, *, weights_size_bytes: int, kv_bytes_per_token: int, window_tokens: int, limit_bytes: int
+        self,
+        *,
+        weights_size_bytes: int,
+        kv_bytes_per_token: int,
+        window_tokens: int,
+        limit_bytes: int,
+        live: Shelved | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
         self._weights = weights_size_bytes
         self._per_token = kv_bytes_per_token
         self._window = window_tokens
         self._limit = limit_bytes
+        self._live = live
+        self._wait_s = wait_s
         self._running: list[int] = []
-        self._changed = threading.Condition()
+        # One lock for both, so that a finished request's memory becomes a live cache's in one step.
+        self.lock = live.lock if live is not None else threading.RLock()
+        self._changed = threading.Condition(self.lock)
 
     def check(self, n_tokens: int, max_tokens: int = 0) -> None:
         """Refuses what could never run, even alone.
 
         Raises:
-            OverBudgetError: with the figures.
+            WindowError: more tokens than the model's window.
+            OverBudgetError: more memory than there is; both with the figures.
         """
         total = n_tokens + max_tokens
         if self._window and total > self._window:
-            raise OverBudgetError(
+            raise WindowError(
                 f"the model's window is {self._window:,} tokens; the prompt has {n_tokens:,}"
                 + (f" and {max_tokens:,} may be generated" if max_tokens else ""),
                 hint="shorten the prompt" + (" or lower --max-tokens" if max_tokens else ""),
@@ -51,13 +89,39 @@ class Budget:
                 hint="shorten the prompt, or use a smaller model",
             )
 
-    def acquire(self, total_tokens: int, cancelled: Callable[[], bool]) -> bool:
-        """Waits until ``total_tokens`` fit beside what runs; returns whether they were taken (not when cancelled)."""
+    def acquire(
+        self,
+        total_tokens: int,
+        cancelled: Callable[[], bool],
+        *,
+        since_s: float | None = None,
+        movable_bytes: int = 0,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Waits until ``total_tokens`` fit beside what runs; returns whether they were taken (not when cancelled).
+
+        Args:
+            total_tokens: prompt and answer together.
+            cancelled: whether the request still matters.
+            since_s: monotonic time the wait counts from; now by default.
+            movable_bytes: of the live caches, how much the request itself can take over.
+            give_way: called before a wait: drops work that can be done again later.
+
+        Raises:
+            BusyError: others held the memory for too long; with the figures.
+        """
+        deadline_s = (time.monotonic() if since_s is None else since_s) + self._wait_s
         with self._changed:
-            while self._running and self._needed([*self._running, total_tokens]) > self._limit:
+            while not self._fits(total_tokens, movable_bytes):
                 if cancelled():
                     return False
-                self._changed.wait()
+                give_way()
+                if self._fits(total_tokens, movable_bytes) or not self._running:
+                    break
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise self._busy(total_tokens)
+                self._changed.wait(left_s)
             self._running.append(total_tokens)
             return True
 
@@ -72,8 +136,43 @@ class Budget:
         with self._changed:
             self._changed.notify_all()
 
+    def live_room_bytes(self) -> int:
+        """What live caches may take at the moment, all of them together."""
+        with self.lock:
+            return self._limit - (self._needed(self._running) if self._running else self._weights)
+
+    def overdrawn(self) -> bool:
+        """Whether running requests and live caches together are beyond the limit."""
+        with self.lock:
+            return self._live_bytes() > self.live_room_bytes()
+
+    def _fits(self, total_tokens: int, movable_bytes: int) -> bool:
+        running = [*self._running, total_tokens]
+        if self._running and self._needed(running) > self._limit:
+            return False
+        over = self._needed(running) + self._live_bytes() - movable_bytes - self._limit
+        if over > 0 and self._live is not None:
+            over -= self._live.reclaim(over)
+        return over <= 0
+
+    def _live_bytes(self) -> int:
+        return self._live.size_bytes if self._live is not None else 0
+
+    def _busy(self, total_tokens: int) -> BusyError:
+        return BusyError(
+            f"no memory for {total_tokens:,} tokens within {self._wait_s:.0f} s: {len(self._running)} requests with "
+            f"{sum(self._running):,} tokens run, and together they would need "
+            f"{self._needed([*self._running, total_tokens]):,} bytes of {self._limit:,}",
+            hint="try again later, or send fewer requests at once",
+        )
+
     def _needed(self, totals: list[int]) -> int:
         # A batch pads every row to the longest, and copies all rows when one joins.
         longest = max(totals) + HEADROOM_TOKENS
         rows = longest if len(totals) == 1 else 2 * len(totals) * longest
         return self._weights + rows * self._per_token
+
+
+def default_live_bytes(limit_bytes: int, weights_size_bytes: int) -> int:
+    """Bytes for live caches when no setting says otherwise."""
+    return max(0, limit_bytes - weights_size_bytes) // LIVE_SHARE

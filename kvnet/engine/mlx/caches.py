@@ -116,6 +116,47 @@ def memory_is_shared() -> bool:
     return bool(mx.sum(array).item() == 8.0)
 
 
+def rows_for(n_tokens: int, capacity_tokens: int) -> int:
+    """Rows of a buffer for ``n_tokens`` that has room for ``capacity_tokens``, rounded up to the allocator's 256."""
+    return (max(n_tokens, capacity_tokens) + HEADROOM_TOKENS + 255) // 256 * 256
+
+
+def copy_rows(cache: Any, n_tokens: int, capacity_tokens: int) -> KVCache:
+    """A private, evaluated copy of the first ``n_tokens`` tokens, with room for ``capacity_tokens``."""
+    if not 0 < n_tokens <= cache.offset:
+        raise CompatibilityError(f"expected 1 to {cache.offset} tokens to copy, found {n_tokens}")
+    rows = rows_for(n_tokens, capacity_tokens)
+    copied: Any = KVCache()
+    copied.keys = _resized(cache.keys, n_tokens, rows)
+    copied.values = _resized(cache.values, n_tokens, rows)
+    copied.offset = n_tokens
+    return copied
+
+
+def with_room(cache: Any, capacity_tokens: int) -> None:
+    """Makes sure that an evaluated cache can hold ``capacity_tokens`` without another copy.
+
+    Keys and values one after the other, so that no more than one of the two is there twice.
+    """
+    if cache.keys.shape[2] >= capacity_tokens:
+        return
+    rows = rows_for(cache.offset, capacity_tokens)
+    cache.keys = _resized(cache.keys, cache.offset, rows)
+    cache.values = _resized(cache.values, cache.offset, rows)
+
+
+def _resized(array: Any, n_tokens: int, rows: int) -> mx.array:
+    batch, heads, _, dim = array.shape
+    new = mx.empty((batch, heads, rows, dim), dtype=array.dtype)
+    if memory_is_shared():
+        mx.eval(new)
+        _view(new)[:, :, :n_tokens, :] = _view(array)[:, :, :n_tokens, :]
+    else:
+        new[:, :, :n_tokens, :] = array[:, :, :n_tokens, :]
+        mx.eval(new)
+    return new
+
+
 class CacheBuilder:
     """Builds one layer's ``KVCache`` from rows put in place, with room to grow.
 
@@ -129,8 +170,7 @@ class CacheBuilder:
     def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int, *, in_place: bool) -> None:
         self._n_tokens = n_tokens
         self._dtype = next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
-        rows = max(n_tokens, capacity_tokens) + HEADROOM_TOKENS
-        rows = (rows + 255) // 256 * 256
+        rows = rows_for(n_tokens, capacity_tokens)
         shapes = [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
         self._arrays: list[mx.array] = []
         if in_place:
@@ -204,3 +244,25 @@ def as_batch(caches: Sequence[Any]) -> list[Any]:
         cache.keys = cache.values = None
         batch.append(joined)
     return batch
+
+
+def unbatched(batch: Sequence[Any]) -> list[Any]:
+    """Single-sequence caches over the own arrays of a batch of one, evaluated; the batch is given up.
+
+    The reverse of ``as_batch``: ``extract`` would copy every row, which doubles memory for the longest conversation.
+    """
+    caches: list[Any] = []
+    for joined in batch:
+        if not _is_one_sequence(joined):
+            caches.append(joined.extract(0))
+            continue
+        cache: Any = KVCache()
+        cache.keys, cache.values, cache.offset = joined.keys, joined.values, joined._idx
+        joined.keys = joined.values = None
+        caches.append(cache)
+    evaluate(caches)
+    return caches
+
+
+def _is_one_sequence(joined: Any) -> bool:
+    return type(joined) is BatchKVCache and not joined.empty() and joined.left_padding.tolist() == [0]

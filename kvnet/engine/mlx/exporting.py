@@ -52,20 +52,24 @@ class TileWriter:
         """Blocks of the whole prefix, the short one included."""
         return -(-len(self._request.tokens) // 256)
 
-    def write_complete(self, caches: Sequence[Any], n_done: int) -> None:
-        """Writes every block whose last token is among the first ``n_done``; the caches are evaluated.
+    def write_next(self, caches: Sequence[Any], n_done: int) -> bool:
+        """Writes the next block if its last token is among the first ``n_done``; whether it did.
+
+        The caches are evaluated and may hold more tokens; nothing of those is written.
 
         Raises:
             EngineError: the model computed values that are not finite.
             StoreError: the pack cannot be written.
         """
-        while self._next_block < self.n_blocks:
-            tiles = [self._plan[index] for index in self._plan.tiles_of_block(self._next_block)]
-            if tiles[0].first_token + tiles[0].n_tokens > n_done:
-                return
-            for spec in tiles:
-                self._write(spec, caches)
-            self._next_block += 1
+        if self._next_block >= self.n_blocks:
+            return False
+        tiles = [self._plan[index] for index in self._plan.tiles_of_block(self._next_block)]
+        if tiles[0].first_token + tiles[0].n_tokens > n_done:
+            return False
+        for spec in tiles:
+            self._write(spec, caches)
+        self._next_block += 1
+        return True
 
     def _write(self, spec: ChunkSpec, caches: Sequence[Any]) -> None:
         raw = self._raw(spec, caches)

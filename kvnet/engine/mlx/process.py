@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 if TYPE_CHECKING:
     from kvnet.engine.mlx.lane import Runner
+    from kvnet.engine.mlx.live import Shelf
     from kvnet.engine.mlx.text import PromptText
 
 READ_BYTES = 1 << 18
@@ -106,6 +107,7 @@ class EngineProcess:
         self._requests: dict[int, Request] = {}
         self._wake: Callable[[], None] = lambda: None
         self._runner: Runner
+        self._shelf: Shelf
         self._text: PromptText
 
     def run(self) -> None:
@@ -119,10 +121,11 @@ class EngineProcess:
                 self._take(record)
 
     def _load(self) -> None:
-        from kvnet.engine.mlx.budget import Budget
+        from kvnet.engine.mlx.budget import Budget, default_live_bytes
         from kvnet.engine.mlx.decoding import DecodeThread
         from kvnet.engine.mlx.fingerprinting import DigestCache
         from kvnet.engine.mlx.lane import Runner
+        from kvnet.engine.mlx.live import Shelf
         from kvnet.engine.mlx.loader import load_folder
         from kvnet.engine.mlx.text import PromptText
 
@@ -133,16 +136,23 @@ class EngineProcess:
         )
         digests.save()
         info = loaded.info
+        live_bytes = asked.live_bytes
+        if live_bytes is None:
+            live_bytes = default_live_bytes(info.memory_budget_bytes, info.weights_size_bytes)
+        self._shelf = Shelf(live_bytes)
         budget = Budget(
             weights_size_bytes=info.weights_size_bytes,
             kv_bytes_per_token=info.kv_bytes_per_token,
             window_tokens=info.window_tokens,
             limit_bytes=info.memory_budget_bytes,
+            live=self._shelf,
         )
         decode = DecodeThread(loaded.model, loaded.tokenizer)
         decode.start()
         self._wake = budget.wake
-        self._runner = Runner(loaded, budget, decode)
+        self._runner = Runner(
+            loaded, budget, decode, self._shelf, waiting=self._lane.shared_by_waiting, give_way=self._lane.give_way
+        )
         self._text = PromptText(loaded.tokenizer)
         self._outbox.put(ready_event(info))
 
@@ -176,13 +186,13 @@ class EngineProcess:
             tokens = make(messages, inputs)
         request.send(TokensEvent(request.id, tokens_to_bytes(tokens)))
 
-    def _compute(self, request: Request, call: Record) -> None:
+    def _compute(self, request: Request, call: Record) -> Iterator[None] | None:
         if isinstance(call, GenerateCall):
             self._runner.generate(
                 request, GenerateRequest(tokens_from_bytes(call.tokens), restore_plan(call.restores), call.max_tokens)
             )
         elif isinstance(call, ExportCall):
-            self._runner.export(request, _export_request(call))
+            return self._runner.export(request, _export_request(call))
         elif isinstance(call, LogitsCall):
             self._runner.logits(
                 request,
@@ -192,6 +202,7 @@ class EngineProcess:
             )
         else:
             raise EngineError(f"the engine does not take {type(call).__name__}")
+        return None
 
 
 def _export_request(call: ExportCall) -> ExportRequest:
@@ -212,6 +223,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--digest-cache", type=Path)
     parser.add_argument("--memory-budget-bytes", type=int)
+    parser.add_argument("--live-bytes", type=int)
     parser.add_argument("--verify", action="store_true")
     return parser.parse_args(argv)
 

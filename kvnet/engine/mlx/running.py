@@ -1,0 +1,277 @@
+"""What the lane does for a loaded model: completions, generations, exports, logits."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvnet.engine.interface import (
+    Boundary,
+    BoundaryKind,
+    CompletionRequest,
+    ExportRequest,
+    GenerateRequest,
+    LogitsRequest,
+    PreparedPrompt,
+)
+from kvnet.engine.mlx.budget import Budget
+from kvnet.engine.mlx.caches import evaluate
+from kvnet.engine.mlx.decoding import DecodeThread, Generation
+from kvnet.engine.mlx.exporting import TileWriter
+from kvnet.engine.mlx.live import Shelf, cuttable
+from kvnet.engine.mlx.loader import LoadedModel
+from kvnet.engine.mlx.prefill import last_logits, prefill, step_ends
+from kvnet.engine.mlx.requests import Request, microseconds
+from kvnet.engine.mlx.states import State, States, Wish
+from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, wire_chunks
+from kvnet.errors import CompatibilityError, EngineError
+
+NEWEST_MESSAGES = 2
+"""Ends of messages at which layers that cannot be cut are kept, from the last one back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """What a completion starts from: tokens of a live cache or of the restore plan, and how long it took."""
+
+    live_tokens: int
+    restored_tokens: int
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt ready for the decode thread.
+
+    Attributes:
+        caches: evaluated, holding all of the prompt but its last token; given up to the generation.
+        tokens: the whole prompt.
+        reused: what it started from.
+        prefill_s: seconds of prefill.
+        release: gives the memory back; called once at the end, in any case.
+        finished: takes caches and the tokens they hold, at the end or when given up; how many tokens are kept live.
+    """
+
+    caches: list[Any]
+    tokens: list[int]
+    reused: Reused
+    prefill_s: float
+    release: Callable[[], None]
+    finished: Callable[[list[Any], list[int]], int]
+
+
+class Runner:
+    """What the lane does for a loaded model.
+
+    Args:
+        loaded: the model.
+        budget: admission.
+        decode: where generations go after prefill.
+        shelf: live caches; none by default.
+        waiting: how many tokens of a prompt the requests that wait share with it, ``Lane.shared_by_waiting``.
+        give_way: frees the memory of background work, ``Lane.give_way``.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        budget: Budget,
+        decode: DecodeThread,
+        shelf: Shelf | None = None,
+        *,
+        waiting: Callable[[Sequence[int]], int] = lambda _: 0,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._step = loaded.info.producer.prefill_step
+        self._budget = budget
+        self._decode = decode
+        self._states = States(loaded, budget, shelf or Shelf(0), waiting=waiting, give_way=give_way)
+
+    def complete(
+        self,
+        request: Request,
+        asked: CompletionRequest,
+        max_tokens: int,
+        *,
+        started: Callable[[Reused], None],
+        generation: Callable[[Prefilled], Generation],
+    ) -> None:
+        """Prefills all but the last token, from the longest of live cache and restore plan, and hands over.
+
+        Args:
+            request: who asked.
+            asked: prompt, plan, and what live caches are to be used and kept.
+            max_tokens: length of the answer at most; at least 1.
+            started: called before prefill, once what can be reused is in place.
+            generation: makes what the decode thread runs.
+
+        Raises:
+            OverBudgetError: it could never run.
+            BusyError: it waited for memory too long.
+            CompatibilityError, IntegrityError, EngineError: as ``restore``; all of them before ``started``.
+        """
+        tokens = self._checked(asked.prompt.tokens, max_tokens)
+        end = len(tokens) - 1
+        wish = Wish(tokens, asked.restore, end, max_tokens, asked.use_live, asked.keep_live)
+        state = self._states.begin(request, wish)
+        try:
+            reused = Reused(state.live_tokens, state.restored_tokens, state.restore_s)
+            started(reused)
+            ends_at = () if cuttable(state.caches) else _points(asked.prompt)
+            self._prefill(request, state, tokens, end=end, stops=ends_at)
+            if asked.keep_live:
+                self._states.keep_system(state, tokens, _system_tokens(asked.prompt.boundaries))
+            prefilled = Prefilled(
+                state.caches, tokens, reused, state.prefill_s, state.release, self._keeper(state, keep=asked.keep_live)
+            )
+            ready = generation(prefilled)
+        except BaseException as error:
+            self._states.abandon(state, tokens, keep=asked.keep_live, error=error)
+            raise
+        state.caches = []
+        self._decode.submit(ready)
+
+    def _keeper(self, state: State, *, keep: bool) -> Callable[[list[Any], list[int]], int]:
+        def finished(caches: list[Any], tokens: list[int]) -> int:
+            return self._states.keep(state, caches, tokens) if keep and tokens else 0
+
+        return finished
+
+    def generate(self, request: Request, asked: GenerateRequest) -> None:
+        """Prefills all but the last token and hands over to the decode thread."""
+        tokens = self._checked(asked.tokens, asked.max_tokens)
+        state = self._states.begin(request, Wish(tokens, asked.restore, len(tokens) - 1, asked.max_tokens))
+        try:
+            self._prefill(request, state, tokens, end=len(tokens) - 1, total=len(tokens))
+        except BaseException:
+            state.release()
+            raise
+        self._decode.submit(
+            Generation(
+                request=request,
+                caches=state.caches,
+                tokens=tokens,
+                max_tokens=asked.max_tokens,
+                restored_tokens=state.restored_tokens,
+                restore_s=state.restore_s,
+                prefill_s=state.prefill_s,
+                release=state.release,
+            )
+        )
+
+    def export(self, request: Request, asked: ExportRequest) -> Iterator[None]:
+        """Computes what is missing and writes tiles; a piece at each step, then tells of the result."""
+        info = self._loaded.info
+        if info.fingerprint is None:
+            raise CompatibilityError(f"{info.name} cannot be exported: {info.refusal}")
+        tokens = self._checked(asked.tokens)
+        _check_first_block(asked)
+        wish = Wish(tokens, asked.restore, len(tokens), use_live=True, read_only=True, compute=asked.prefill)
+        state = self._states.begin(request, wish)
+        try:
+            with TileWriter(asked, info.fingerprint.layers) as writer:
+                while writer.write_next(state.caches, state.position):
+                    yield
+                for _ in self._prefill_steps(request, state, tokens, end=len(tokens), total=len(tokens)):
+                    while writer.write_next(state.caches, state.position):
+                        yield
+                    yield
+        finally:
+            state.caches = []
+            state.release()
+        request.send(
+            ExportedEvent(
+                request.id,
+                wire_chunks(writer.written),
+                state.reused_tokens,
+                len(tokens) - state.reused_tokens,
+                microseconds(state.restore_s),
+                microseconds(state.prefill_s),
+            )
+        )
+
+    def logits(self, request: Request, asked: LogitsRequest) -> None:
+        """Prefills all but the last token, feeds it, and answers with the logits."""
+        tokens = self._checked(asked.tokens)
+        if asked.one_shot and asked.restore is not None:
+            raise EngineError("logits of one step over the whole prompt leave nothing to restore")
+        state = self._states.begin(request, Wish(tokens, asked.restore, len(tokens) - 1))
+        try:
+            tail = tokens if asked.one_shot else tokens[-1:]
+            if not asked.one_shot:
+                end, total = len(tokens) - 1, len(tokens)
+                self._prefill(request, state, tokens, end=end, total=total, stops=asked.stops)
+            positions = [int(getattr(cache, "offset", 0)) for cache in state.caches]
+            logits: Any = last_logits(self._model, state.caches, tail)
+            values = np.asarray(memoryview(logits))
+        finally:
+            state.release()
+        request.send(LogitsEvent(request.id, values.astype("<f4").tobytes(), positions))
+
+    def _checked(self, asked: Any, max_tokens: int | None = None) -> list[int]:
+        if not asked:
+            raise EngineError("expected at least one token, found none")
+        if max_tokens is not None and max_tokens < 1:
+            raise EngineError(f"expected max_tokens of at least 1, found {max_tokens}")
+        self._budget.check(len(asked), max_tokens or 0)
+        return [int(token) for token in asked]
+
+    def _prefill(
+        self,
+        request: Request,
+        state: State,
+        tokens: list[int],
+        *,
+        end: int,
+        total: int = 0,
+        stops: tuple[int, ...] = (),
+    ) -> None:
+        for _ in self._prefill_steps(request, state, tokens, end=end, total=total, stops=stops):
+            request.raise_if_cancelled()
+
+    def _prefill_steps(
+        self,
+        request: Request,
+        state: State,
+        tokens: list[int],
+        *,
+        end: int,
+        total: int = 0,
+        stops: tuple[int, ...] = (),
+    ) -> Iterator[None]:
+        """Feeds tokens up to ``end``, a step at a time; tells how many of ``total`` are done unless it is 0."""
+        if total:
+            request.send(ProgressEvent(request.id, state.position, total))
+        for stop in step_ends(state.position, end, self._step, stops):
+            began = time.monotonic()
+            prefill(self._model, state.caches, tokens, start=state.position, ends=[stop], between=lambda _: None)
+            evaluate(state.caches)
+            self._states.mark(state, stop, point=stop in stops)
+            state.prefill_s += time.monotonic() - began
+            if total:
+                request.send(ProgressEvent(request.id, stop, total))
+            yield
+
+
+def _points(prompt: PreparedPrompt) -> tuple[int, ...]:
+    """Where layers that cannot be cut are kept: system, tools, marks, the newest messages, the stable end."""
+    messages = [b.n_tokens for b in prompt.boundaries if b.kind == BoundaryKind.MESSAGE]
+    others = [b.n_tokens for b in prompt.boundaries if b.kind != BoundaryKind.MESSAGE]
+    return tuple(sorted({*others, *messages[-NEWEST_MESSAGES:], prompt.stable_tokens} - {0}))
+
+
+def _system_tokens(boundaries: Sequence[Boundary]) -> int:
+    kinds = (BoundaryKind.SYSTEM, BoundaryKind.TOOLS)
+    return max((b.n_tokens for b in boundaries if b.kind in kinds), default=0)
+
+
+def _check_first_block(asked: ExportRequest) -> None:
+    restored = asked.restore.n_tokens if asked.restore is not None else 0
+    if asked.first_block * 256 > restored:
+        raise EngineError(
+            f"blocks before {asked.first_block} are not to be written, but only {restored} tokens are restored"
+        )
