@@ -1,7 +1,6 @@
-"""From answers in the shape of OpenAI's chat completions to those of Anthropic's Messages API: whole ones,
-lists of models and errors.
+"""From answers in the shape of OpenAI's chat completions to those of Anthropic's Messages API.
 
-Pure functions; the streamed form is in ``anthropic_stream``.
+Pure functions, for whole answers, lists of models and errors; the streamed form is in ``anthropic_stream``.
 """
 
 import json
