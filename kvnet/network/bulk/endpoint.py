@@ -1,0 +1,411 @@
+"""Listening and dialling: from an agreed session to a link, over IPv4 or IPv6, whoever opens the socket."""
+
+import contextlib
+import errno
+import hmac
+import ipaddress
+import socket
+import ssl
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+import trio
+
+from kvnet.errors import NetworkError, PeerUnreachableError
+from kvnet.network.bulk.certificates import SessionCertificate, pin_of
+from kvnet.network.bulk.contexts import listening_context, session_context
+from kvnet.network.bulk.handshake import (
+    GREETING,
+    HANDSHAKE_S,
+    PLAIN_SIZE_BYTES,
+    plain_proof,
+    receive_plain,
+    secure,
+)
+from kvnet.network.bulk.link import Link
+from kvnet.network.libp2p.ports import BoundSocket, open_listeners
+from kvnet.protocol.ids import PeerId
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+DEFAULT_BULK_PORT: Final = 5865
+SESSION_S: Final = 30.0
+"""Seconds an agreed session waits for its connection."""
+
+MAX_PENDING_HANDSHAKES: Final = 64
+"""Handshakes under way. The oldest is closed for one more: an honest one takes milliseconds, a silent one is old."""
+
+MAX_EXPECTED: Final = 256
+"""Agreed sessions whose connection has not come yet."""
+
+CIPHER_TLS: Final = "tls13"
+CIPHER_NONE: Final = "none"
+
+DIAL_STAGGER_S: Final = 0.25
+"""Seconds before the next address is tried beside the first."""
+
+MAX_DIALLED: Final = 8
+"""Addresses tried for one connection."""
+
+_NAME_SIZE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSession:
+    """What two peers agreed on over their control session.
+
+    Attributes:
+        name: 16 random bytes, from the side that was asked.
+        peer: the other one.
+        own: our certificate.
+        peer_certificate: theirs, as DER.
+        cipher: ``tls13`` or ``none``.
+    """
+
+    name: bytes
+    peer: PeerId
+    own: SessionCertificate = field(repr=False)
+    peer_certificate: bytes = field(repr=False)
+    cipher: str = CIPHER_TLS
+
+    @property
+    def server_name(self) -> str:
+        """What is sent as SNI."""
+        return self.name.hex()
+
+    @property
+    def pin(self) -> bytes:
+        """What the peer's certificate is compared by."""
+        return pin_of(self.peer_certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    session: BulkSession
+    context: ssl.SSLContext
+    arrived: Callable[[Link], None]
+    until_s: float
+
+
+class BulkEndpoint:
+    """This node's end of all bulk connections.
+
+    Args:
+        listen: texts like those of `network.listen`; None means everywhere on `default_port`, or on any free port when
+            that one is taken; empty means to listen nowhere.
+        default_port: see `listen`.
+        cipher: ``tls13``, or ``none`` for a cable the owner trusts; both sides must say so.
+    """
+
+    def __init__(
+        self,
+        listen: Sequence[str] | None = None,
+        *,
+        default_port: int = DEFAULT_BULK_PORT,
+        cipher: str = CIPHER_TLS,
+    ) -> None:
+        self._listen = listen
+        self._default_port = default_port
+        self.cipher = cipher
+        self._bound: list[BoundSocket] = []
+        self._expected: OrderedDict[bytes, _Expected] = OrderedDict()
+        self._chosen: WeakKeyDictionary[ssl.SSLSocket, _Expected] = WeakKeyDictionary()
+        self._pending: OrderedDict[trio.CancelScope, None] = OrderedDict()
+        self._context = listening_context(self._choose)
+        self.refused = 0
+
+    # --- listening ---
+
+    @property
+    def port(self) -> int:
+        """Where peers can dial us; 0: nowhere."""
+        return self._bound[0].port if self._bound else 0
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where this endpoint listens."""
+        return [(each.host, each.port) for each in self._bound]
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled.
+
+        Raises:
+            PortInUseError: a port that was asked for is taken.
+        """
+        if self._listen is None or self._listen:
+            self._bound = await trio.to_thread.run_sync(
+                lambda: open_listeners(self._listen, default_port=self._default_port)
+            )
+        try:
+            async with trio.open_nursery() as nursery:
+                for each in self._bound:
+                    each.socket.setblocking(False)
+                    nursery.start_soon(self._accept, trio.socket.from_stdlib_socket(each.socket), nursery)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            for each in self._bound:
+                each.socket.close()
+            self._bound = []
+            self._expected.clear()
+
+    async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                sock, _ = await listener.accept()
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise NetworkError(f"bulk: expected to accept connections, found {error.strerror}") from error
+                await trio.sleep(0.1)
+                continue
+            while len(self._pending) >= MAX_PENDING_HANDSHAKES:
+                oldest, _ = self._pending.popitem(last=False)
+                oldest.cancel()
+            scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_S)
+            self._pending[scope] = None
+            nursery.start_soon(self._welcome, sock, scope)
+
+    async def _welcome(self, sock: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        raw = _take_over(sock)
+        link: Link | None = None
+        expected: _Expected | None = None
+        try:
+            with scope:
+                link, expected = await self._shake_hands(raw)
+        except NetworkError:
+            self.refused += 1
+        finally:
+            self._pending.pop(scope, None)
+            if link is None:
+                raw.close()
+        if link is not None and expected is not None:
+            expected.arrived(link)
+
+    async def _shake_hands(self, raw: socket.socket) -> tuple[Link, _Expected]:
+        if self.cipher == CIPHER_NONE and await _speaks_plainly(raw):
+            return await self._shake_hands_plainly(raw)
+        secured = await secure(raw, self._context, self._pin_of_chosen, None)
+        return Link(secured), self._claim(self._chosen[secured].session.name)
+
+    async def _shake_hands_plainly(self, raw: socket.socket) -> tuple[Link, _Expected]:
+        sock = trio.socket.from_stdlib_socket(raw)
+        try:
+            hello = await receive_plain(sock, PLAIN_SIZE_BYTES)
+            expected = self._find(hello[:_NAME_SIZE_BYTES], CIPHER_NONE)
+            if expected is None:
+                raise PeerUnreachableError("expected a session that was agreed on, found none")
+            session = expected.session
+            proof = plain_proof(session.name, session.peer_certificate, session.own.der)
+            if not hmac.compare_digest(hello[_NAME_SIZE_BYTES:], proof):
+                raise PeerUnreachableError("expected the proof of the agreed session, found another one")
+            answer = GREETING + plain_proof(session.name, session.own.der, session.peer_certificate)
+            await sock.send(answer)
+        except OSError as error:
+            raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
+        return Link(raw), self._claim(session.name)
+
+    def _choose(self, connection: ssl.SSLSocket, name: str) -> ssl.SSLContext | None:
+        try:
+            expected = self._find(bytes.fromhex(name), CIPHER_TLS)
+        except ValueError:
+            return None
+        if expected is None:
+            return None
+        self._chosen[connection] = expected
+        return expected.context
+
+    def _pin_of_chosen(self, connection: ssl.SSLSocket) -> bytes | None:
+        chosen = self._chosen.get(connection)
+        return None if chosen is None else chosen.session.pin
+
+    def _find(self, name: bytes, cipher: str) -> _Expected | None:
+        expected = self._expected.get(name)
+        if expected is None or expected.until_s <= trio.current_time() or expected.session.cipher != cipher:
+            return None
+        return expected
+
+    def _claim(self, name: bytes) -> _Expected:
+        """A session is for one connection.
+
+        Raises:
+            PeerUnreachableError: another connection has it, or it has expired meanwhile.
+        """
+        expected = self._expected.pop(name, None)
+        if expected is None:
+            raise PeerUnreachableError("expected a session that was agreed on, found it used")
+        return expected
+
+    # --- sessions ---
+
+    def expect(self, session: BulkSession, arrived: Callable[[Link], None]) -> None:
+        """Wait for the peer to dial; `arrived` is called on the trio side, at most once.
+
+        Raises:
+            NetworkError: the peer's certificate is none.
+        """
+        now_s = trio.current_time()
+        while self._expected:
+            name, oldest = next(iter(self._expected.items()))
+            if oldest.until_s > now_s and len(self._expected) < MAX_EXPECTED:
+                break
+            del self._expected[name]
+        context = _context_for(session, listens=True)
+        self._expected[session.name] = _Expected(session, context, arrived, now_s + SESSION_S)
+
+    def forget(self, name: bytes) -> BulkSession | None:
+        """Expect nobody under this name any longer; returns what was expected."""
+        expected = self._expected.pop(name, None)
+        return expected.session if expected is not None and expected.until_s > trio.current_time() else None
+
+    @property
+    def n_expected(self) -> int:
+        """Agreed sessions whose connection has not come."""
+        return len(self._expected)
+
+    @property
+    def n_pending(self) -> int:
+        """Handshakes under way."""
+        return len(self._pending)
+
+    # --- dialling ---
+
+    async def dial(self, session: BulkSession, hosts: Sequence[str], port: int, *, timeout_s: float) -> Link:
+        """Connect to the peer at whichever of its addresses answers first.
+
+        Raises:
+            PeerUnreachableError: none answers in time; the first reason is in the message.
+            PeerRefusedError: somebody else answers, or the peer refuses us.
+            NetworkError: the connection broke.
+        """
+        if not hosts or not port:
+            raise PeerUnreachableError("expected an address of the peer to dial, it has told none")
+        try:
+            with trio.fail_after(timeout_s):
+                raw = await _connect_first(list(dict.fromkeys(hosts))[:MAX_DIALLED], port)
+                try:
+                    with trio.fail_after(HANDSHAKE_S):
+                        return await _introduce(raw, session)
+                except BaseException:
+                    raw.close()
+                    raise
+        except trio.TooSlowError as error:
+            raise PeerUnreachableError(
+                f"expected an answer on port {port} within {timeout_s:g} s, found none",
+                hint="A firewall may drop it; the control connection is used meanwhile.",
+            ) from error
+
+
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
+
+
+def _context_for(session: BulkSession, *, listens: bool) -> ssl.SSLContext:
+    try:
+        return session_context(session.own, session.peer_certificate, listens=listens)
+    except ssl.SSLError as error:
+        raise NetworkError("expected a certificate from the peer, found something else") from error
+
+
+async def _introduce(raw: socket.socket, session: BulkSession) -> Link:
+    if session.cipher != CIPHER_NONE:
+        context = _context_for(session, listens=False)
+        return Link(await secure(raw, context, lambda _: session.pin, session.server_name))
+    sock = trio.socket.from_stdlib_socket(raw)
+    expected = GREETING + plain_proof(session.name, session.peer_certificate, session.own.der)
+    try:
+        await sock.send(session.name + plain_proof(session.name, session.own.der, session.peer_certificate))
+        answer = await receive_plain(sock, len(expected))
+    except OSError as error:
+        raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
+    if not hmac.compare_digest(answer, expected):
+        raise NetworkError("expected the peer's proof of the agreed session, found something else")
+    return Link(raw)
+
+
+async def _speaks_plainly(raw: socket.socket) -> bool:
+    """Whether the peer begins with anything but a TLS handshake record; looks, and takes nothing."""
+    try:
+        while True:
+            try:
+                first = raw.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(raw.fileno())
+            else:
+                return first != b"\x16"
+    except OSError as error:
+        raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
+
+
+def _take_over(sock: trio.socket.SocketType) -> socket.socket:
+    """The plain socket inside, ready for a link."""
+    raw = socket.socket(fileno=sock.detach())
+    raw.setblocking(False)
+    with contextlib.suppress(OSError):
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return raw
+
+
+async def _connect_first(hosts: Sequence[str], port: int) -> socket.socket:
+    """Dial the addresses, each a little after the one before; the first that answers wins."""
+    won: list[socket.socket] = []
+    failures: list[OSError] = []
+
+    async def attempt(host: str, delay_s: float, nursery: trio.Nursery) -> None:
+        await trio.sleep(delay_s)
+        sock = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            await sock.connect((host, port))
+        except OSError as error:
+            failures.append(error)
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            won.append(_take_over(sock))
+            nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for number, host in enumerate(hosts):
+                nursery.start_soon(attempt, host, number * DIAL_STAGGER_S, nursery)
+    except BaseException:
+        for each in won:
+            each.close()
+        raise
+    for late in won[1:]:
+        late.close()
+    if won:
+        return won[0]
+    raise dial_failure(hosts, port, failures, platform=sys.platform)
+
+
+def dial_failure(
+    hosts: Sequence[str], port: int, failures: Sequence[OSError], *, platform: str
+) -> PeerUnreachableError:
+    """Why nobody answered, in words.
+
+    macOS lets a program reach the local network only with the user's consent. Without it a neighbour has "no route to
+    host" although the router answers.
+    """
+    first = failures[0] if failures else None
+    reason = first.strerror if first is not None and first.strerror else "no answer"
+    blocked = platform == "darwin" and any(each.errno == errno.EHOSTUNREACH for each in failures)
+    if blocked and any(_is_local(host) for host in hosts):
+        return PeerUnreachableError(
+            f"expected to reach {hosts[0]} port {port}, found: {reason}; macOS may block the local network for this "
+            "program",
+            hint="Open System Settings > Privacy & Security > Local Network and allow the terminal (or kvnet) there.",
+        )
+    return PeerUnreachableError(f"expected an answer at {hosts[0]} port {port}, found: {reason}")
+
+
+def _is_local(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_private and not address.is_loopback

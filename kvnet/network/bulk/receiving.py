@@ -1,0 +1,250 @@
+"""The asking end of a bulk connection: its thread reads chunks, hashes them as they arrive, and hands them to trio."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+from blake3 import blake3
+
+from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
+from kvnet.format.hashes import BytesLike, ChunkHash
+from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
+from kvnet.network.bulk.link import Link, run_soon
+from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
+from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
+
+AHEAD_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
+
+REPORT_S: Final = 0.25
+"""How often bytes of a chunk that is not whole are reported, while the thread waits for more."""
+
+WAIT_S: Final = 3600.0
+"""One wait of the thread; who is too slow is decided elsewhere, and then the link is stopped."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Requests go out, chunks come in. Methods belong to the trio side, `run` to the connection's thread.
+
+    Args:
+        link: to a peer that answers chunk requests.
+        token: of the trio loop.
+    """
+
+    def __init__(self, link: Link, token: trio.lowlevel.TrioToken) -> None:
+        self._link = link
+        self._token = token
+        self._changed = trio.Event()
+        self.done = trio.Event()
+        self._thread: threading.Thread | None = None
+        # Written on one side and read on the other; deques and single assignments need no lock.
+        self._wanted: deque[tuple[bytes, dict[int, int]]] = deque()
+        self._events: deque[ChunkEvent] = deque()
+        self._free: deque[bytearray] = deque()
+        self._error: KvnetError | None = None
+        self._posted_bytes = 0
+        self._finished_bytes = 0
+        self._full = False
+        self._pending = 0
+        # The thread's own.
+        self._output = b""
+        self._expected: dict[int, int] = {}
+        self._largest = 0
+        self._unreported = 0
+        self._reported_s = 0.0
+        link.on_wake = self._take_requests
+
+    # --- trio ---
+
+    def start(self, ended: Callable[[], None]) -> None:
+        """Start the thread; `ended` is called on the trio side when it is over."""
+
+        def over() -> None:
+            if self._thread is not None:
+                self._thread.join()
+            self.done.set()
+            self._notify()
+            ended()
+
+        def run() -> None:
+            self.run()
+            run_soon(self._token, over)
+
+        self._thread = threading.Thread(target=run, name="kvnet-bulk-receive", daemon=True)
+        self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection stands, and no answer of an earlier request is on its way."""
+        return self._error is None and not self.done.is_set() and not self._pending and not self._events
+
+    def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:
+        """Ask for chunks; goes out at once.
+
+        Args:
+            request: what to ask.
+            lengths: the length of each chunk asked for: nothing else is allocated or read.
+        """
+        self._pending += len(request.indices)
+        self._wanted.append(
+            (encode_frame(encode_message(request)), {index: lengths[index] for index in request.indices})
+        )
+        self._link.wake()
+
+    async def next_event(self) -> ChunkEvent:
+        """What happens next.
+
+        Raises:
+            NetworkError: the connection broke or ended.
+            ProtocolViolationError: the peer sent something that is no answer.
+        """
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+        event = self._events.popleft()
+        if isinstance(event, ChunkArrived | ChunkRefused):
+            self._pending -= 1
+        return event
+
+    def finished(self, data: BytesLike) -> None:
+        """These bytes of a `ChunkArrived` are not needed any more; their buffer is used again."""
+        if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
+            self._finished_bytes += len(data)
+            self._free.append(data.obj)
+            if self._full:
+                self._link.wake()
+
+    def stop(self) -> None:
+        """End the connection; `done` is set soon after, whatever the peer does."""
+        self._link.stop()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- the thread ---
+
+    def run(self) -> None:
+        """Read until the link is stopped or breaks."""
+        error: KvnetError = NetworkError("the connection ended")
+        try:
+            while True:
+                self._take_requests()
+                if self._expected:
+                    self._receive_answer()
+                else:
+                    self._rest()
+        except KvnetError as failure:
+            error = failure
+        except Exception:
+            _logger.exception("bulk: receiving ended by an error of this program")
+        finally:
+            self._error = error
+            self._link.close()
+
+    def _post(self, event: ChunkEvent) -> None:
+        self._events.append(event)
+        run_soon(self._token, self._notify)
+
+    def _take_requests(self) -> None:
+        while self._wanted:
+            frame, lengths = self._wanted.popleft()
+            self._output += frame
+            self._expected.update(lengths)
+        while self._output:
+            sent = self._link.send_some(memoryview(self._output))
+            if not sent:
+                return
+            self._output = self._output[sent:]
+
+    def _wait(self, missing_bytes: int = 0) -> None:
+        """Wait for bytes, or until a request wants to go out.
+
+        Args:
+            missing_bytes: of a chunk under way: a thread that woke for each few of them would do little else.
+        """
+        if self._unreported:
+            now_s = time.monotonic()
+            if now_s >= self._reported_s + REPORT_S:
+                self._post(BytesArrived(self._unreported))
+                self._unreported = 0
+                self._reported_s = now_s
+        if self._output:
+            self._link.wait_both(WAIT_S)
+        else:
+            self._link.wait_readable(REPORT_S if missing_bytes else WAIT_S, missing_bytes)
+        self._take_requests()
+
+    def _rest(self) -> None:
+        """Nothing is asked for: wait for a request. The peer has nothing to say meanwhile."""
+        self._wait()
+        byte = bytearray(1)
+        if not self._expected and self._link.receive_some(memoryview(byte)):
+            raise ProtocolViolationError("expected nothing from a peer that was asked nothing, found bytes")
+
+    def _receive_answer(self) -> None:
+        header = bytearray(LENGTH_SIZE_BYTES)
+        self._fill(memoryview(header))
+        body = bytearray(frame_length(bytes(header)))
+        self._fill(memoryview(body))
+        answer = decode_chunk_answer(bytes(body))
+        expected = self._expected.pop(answer.index, None)
+        if isinstance(answer, ChunkRefused):
+            self._post(answer)
+        elif expected == answer.length_bytes:
+            self._receive_chunk(answer)
+        else:
+            # Whoever asked says what that means; not a byte of it is read.
+            self._post(answer)
+            raise ProtocolViolationError("expected a chunk that was asked for, in its length; found another")
+
+    def _receive_chunk(self, header: ChunkHeader) -> None:
+        length = header.length_bytes
+        view = self._buffer(length)
+        hasher = blake3()
+        filled = 0
+        while filled < length:
+            received = self._link.receive_some(view[filled:])
+            if received:
+                # Hashed while it is still in the processor's cache.
+                hasher.update(view[filled : filled + received])
+                filled += received
+                self._unreported += received
+            else:
+                self._wait(length - filled)
+            if self._wanted:
+                self._take_requests()
+        self._link.check()
+        self._unreported = 0
+        self._posted_bytes += length
+        self._post(ChunkArrived(header.index, view, ChunkHash(hasher.digest())))
+
+    def _fill(self, view: memoryview) -> None:
+        filled = 0
+        while filled < len(view):
+            received = self._link.receive_some(view[filled:])
+            filled += received
+            if not received:
+                self._wait()
+
+    def _buffer(self, n_bytes: int) -> memoryview:
+        """Room for a chunk, once so much has been done with that memory stays bounded."""
+        while 0 < self._posted_bytes - self._finished_bytes > AHEAD_BYTES - n_bytes:
+            self._full = True
+            # Looked at again after the flag is set: what was done with in between would wake nobody.
+            if 0 < self._posted_bytes - self._finished_bytes > AHEAD_BYTES - n_bytes:
+                self._link.wait_woken(WAIT_S)
+            self._full = False
+        self._largest = max(self._largest, n_bytes)
+        while self._free:
+            buffer = self._free.popleft()
+            if len(buffer) >= n_bytes:
+                return memoryview(buffer)[:n_bytes]
+        return memoryview(bytearray(self._largest))[:n_bytes]

@@ -1,0 +1,138 @@
+"""The answering end of a bulk connection: its thread reads requests and sends chunks."""
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from kvnet.errors import KvnetError
+from kvnet.format.hashes import BytesLike
+from kvnet.network.bulk.link import Link, run_soon
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_request, encode_message
+
+REST_S: Final = 120.0
+"""Seconds without a request after which a connection is closed; the asking side gives it up earlier."""
+
+STALL_S: Final = 30.0
+"""Seconds in which a peer that asked must take something of the answer."""
+
+HEADROOM_BYTES: Final = 64
+"""Room for a chunk's header in front of its bytes, so that both leave in one piece. A header takes about 40 bytes."""
+
+_logger = logging.getLogger(__name__)
+
+Room = Callable[[int], memoryview]
+"""A buffer of so many bytes, valid until the next one is asked for; a chunk read into it is sent without a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Send nothing for so many seconds: the peer has had what it may have."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChunk:
+    """Send these bytes: they matched their hash just now."""
+
+    index: int
+    data: BytesLike
+
+
+Answers = Generator[HeldChunk | ChunkRefused | Pause, None, None]
+
+
+class ChunkSource(Protocol):
+    """What a sender gets chunks from."""
+
+    def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
+        """Answer each chunk of a request, in its order. Called in the connection's thread; may block on the disk."""
+        ...
+
+
+class Sender:
+    """Answers one peer's requests until it goes.
+
+    Args:
+        link: to the peer.
+        peer: who it is.
+        source: what it gets.
+    """
+
+    def __init__(self, link: Link, peer: PeerId, source: ChunkSource) -> None:
+        self._link = link
+        self._peer = peer
+        self._source = source
+        self._buffer = bytearray()
+        self.done = trio.Event()
+        self.failure = ""
+
+    def start(self, token: trio.lowlevel.TrioToken, ended: Callable[[], None]) -> None:
+        """Start the thread; `ended` is called on the trio side when it is over."""
+
+        def over() -> None:
+            thread.join()
+            self.done.set()
+            ended()
+
+        def run() -> None:
+            self.run()
+            run_soon(token, over)
+
+        thread = threading.Thread(target=run, name="kvnet-bulk-send", daemon=True)
+        thread.start()
+
+    def stop(self) -> None:
+        """End the connection; `done` is set soon after, whatever the peer does."""
+        self._link.stop()
+
+    def run(self) -> None:
+        """Answer until the link is stopped, breaks or rests too long."""
+        try:
+            while True:
+                self._answer(decode_chunk_request(self._link.receive_frame(silence_s=REST_S)))
+        except KvnetError as error:
+            self.failure = str(error)
+        except Exception:
+            self.failure = "an error of this program"
+            _logger.exception("bulk: sending ended by an error of this program")
+        finally:
+            self._link.close()
+
+    def _answer(self, request: GetChunks) -> None:
+        answers = self._source.answers(self._peer, request, self._room)
+        try:
+            for answer in answers:
+                match answer:
+                    case HeldChunk(index, data):
+                        self._send_chunk(index, data)
+                    case Pause(seconds):
+                        self._link.pause(seconds)
+                    case _:
+                        self._send(memoryview(encode_frame(encode_message(answer))))
+        finally:
+            answers.close()
+
+    def _room(self, n_bytes: int) -> memoryview:
+        if len(self._buffer) < HEADROOM_BYTES + n_bytes:
+            self._buffer = bytearray(HEADROOM_BYTES + n_bytes)
+        return memoryview(self._buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
+
+    def _send_chunk(self, index: int, data: BytesLike) -> None:
+        header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
+        start = HEADROOM_BYTES - len(header)
+        if isinstance(data, memoryview) and data.obj is self._buffer and start >= 0:
+            self._buffer[start:HEADROOM_BYTES] = header
+            self._send(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)])
+        else:
+            self._send(memoryview(header))
+            self._send(memoryview(data))
+
+    def _send(self, view: memoryview) -> None:
+        self._link.send_all(view, stall_s=STALL_S)
