@@ -4,7 +4,8 @@ The order is the same for every byte: bounded, schema-checked, hash-checked, and
 signature and the policy come before the first chunk is asked for, so that nothing is fetched that could not be used.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -12,6 +13,7 @@ import trio
 from kvnet.errors import (
     CompatibilityError,
     IntegrityError,
+    KvnetError,
     MalformedError,
     NetworkError,
     NotFoundError,
@@ -19,7 +21,7 @@ from kvnet.errors import (
     TrustError,
 )
 from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered, Provider
-from kvnet.exchange.events import FetchProgress
+from kvnet.exchange.fetch_pack import FetchPack, ProgressCallback
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
@@ -31,12 +33,10 @@ from kvnet.protocol.chunklist import verify_chunk_list
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply, RefusalReason
-from kvnet.store.interface import ArtifactRecord, PackWriter, Store
+from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.trust.envelope import SignedManifest, open_manifest
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import Refusal
-
-ProgressCallback = Callable[[FetchProgress], Awaitable[None]]
 
 SessionsOf = Callable[[], Sequence[PeerSession]]
 """The open sessions, the best peer first."""
@@ -76,6 +76,25 @@ class Located:
     signed: SignedManifest
     namespace: Namespace
     session: PeerSession
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """An artifact's token ids, verified.
+
+    Attributes:
+        tokens: all of them.
+        chunks: those of its token chunks that were fetched for it and are in no store yet, by index.
+        delivered: what each peer delivered of them.
+    """
+
+    tokens: tuple[int, ...]
+    chunks: Mapping[int, bytes]
+    delivered: Mapping[PeerId, Delivered]
+
+
+MAX_ROUNDS = 2
+"""How often what is missing is asked for."""
 
 
 class ArtifactFetcher:
@@ -217,7 +236,7 @@ class ArtifactFetcher:
             for session in self._in_namespace(located)
         ]
 
-    async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> list[int]:
+    async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> TokenIds:
         """The artifact's token ids alone, verified and kept nowhere: what a claim of a shared prefix is checked with.
 
         Raises:
@@ -226,6 +245,7 @@ class ArtifactFetcher:
         """
         plan = located.signed.manifest.plan()
         parts: dict[int, bytes] = {}
+        fetched: dict[int, bytes] = {}
         missing: list[int] = []
         for index in plan.token_chunks:
             if await self._lane.run(self._store.has_chunk, entries[index].hash):
@@ -234,13 +254,17 @@ class ArtifactFetcher:
                 missing.append(index)
 
         async def keep(index: int, data: bytes, _: PeerId) -> None:
-            parts[index] = data
+            fetched[index] = data
 
+        delivered: dict[PeerId, Delivered] = {}
         if missing:
-            await ChunkFetch(self._transport, entries, missing, self.providers(located), keep, self._limits).run()
+            fetch = ChunkFetch(self._transport, entries, missing, self.providers(located), keep, self._limits)
+            await fetch.run()
+            delivered = dict(fetch.delivered)
+        parts |= fetched
         tokens = tokens_from_bytes(b"".join(parts[index] for index in plan.token_chunks))
         self._keys(located, tokens)
-        return tokens
+        return TokenIds(tuple(tokens), fetched, delivered)
 
     def _keys(self, located: Located, tokens: Sequence[int]) -> list[PrefixKey]:
         """The prefix keys of token ids, compared with the one the publisher signed."""
@@ -259,111 +283,108 @@ class ArtifactFetcher:
         entries: Sequence[ChunkEntry],
         needed: Iterable[int] | None = None,
         *,
+        token_ids: TokenIds | None = None,
         pinned: bool = False,
         progress: ProgressCallback | None = None,
         scope: trio.CancelScope | None = None,
     ) -> Fetched:
         """Get the needed chunks that are not held, verify each, and publish the pack.
 
+        A caller that is cancelled leaves what has arrived in the store, when its token ids are among it.
+
         Args:
             located: the artifact.
             entries: its verified chunk list.
             needed: indices of the chunks to have; ``None`` for all. Token ids are always among them.
+            token_ids: what :meth:`token_ids` gave before; it is not fetched again.
             pinned: keep it until it is unpinned.
             progress: told after each chunk.
             scope: cancelling it ends the fetching; what has arrived by then, from the front, is kept and published.
 
         Raises:
-            NotFoundError: nobody is left who has what is missing.
+            NotFoundError: nobody is left who has what is missing, or ``scope`` ended before anything arrived.
             StoreFullError: it does not fit.
             IntegrityError: its token ids do not have the prefix key its publisher signed.
         """
-        started_s = trio.current_time()
-        manifest = located.signed.manifest
-        plan = manifest.plan()
-        wanted = set(range(len(plan)) if needed is None else needed) | set(plan.token_chunks)
-        room = sum(entries[index].length_bytes for index in wanted)
-        writer = await self._lane.run(self._store.begin_pack, len(entries), expected_bytes=room)
+        token_ids = token_ids or TokenIds((), {}, {})
+        plan = located.signed.manifest.plan()
+        work = FetchPack(
+            self._store,
+            self._lane,
+            entries,
+            token_chunks=plan.token_chunks,
+            wanted=set(range(len(plan)) if needed is None else needed) | set(plan.token_chunks),
+            arrived=token_ids.chunks,
+            progress=progress,
+        )
+        job = _Job(located, work, token_ids, trio.current_time(), pinned=pinned)
         try:
-            work = _Work(self._store, self._lane, writer, entries, plan.token_chunks, progress)
-            missing = await self._lane.run(work.reference_held, wanted)
-            fetch = ChunkFetch(self._transport, entries, missing, self.providers(located), work.keep, self._limits)
-            if missing:
-                work.expect(missing)
-                with scope or trio.CancelScope():
-                    await fetch.run()
-            tokens = await work.tokens()
-            keys = self._keys(located, tokens)
-            record = await self._lane.run(
-                writer.publish, located.signed.envelope, keys=keys, pinned=pinned, allow_partial=True, entries=entries
-            )
-        except BaseException:
-            writer.abort()
+            await self._get_missing(job, entries, scope)
+            return await self._publish(job)
+        except trio.Cancelled:
+            if work.n_chunks:
+                with trio.CancelScope(shield=True), suppress(KvnetError):
+                    await self._publish(job)
             raise
-        seconds = trio.current_time() - started_s
-        return Fetched(record, keys, work.n_chunks, work.n_bytes, seconds, dict(fetch.delivered))
+        finally:
+            work.abort()
+
+    async def _get_missing(self, job: "_Job", entries: Sequence[ChunkEntry], scope: trio.CancelScope | None) -> None:
+        """Twice when need be: making room may take a chunk that was held when the first round began."""
+        with scope or trio.CancelScope() as patience:
+            for _ in range(MAX_ROUNDS):
+                missing = await job.work.missing()
+                if not missing:
+                    return
+                sink = job.work.keep
+                fetch = ChunkFetch(self._transport, entries, missing, self.providers(job.located), sink, self._limits)
+                try:
+                    await fetch.run()
+                finally:
+                    job.add(fetch.delivered)
+        if patience.cancelled_caught and not job.work.begun:
+            raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")
+
+    async def _publish(self, job: "_Job") -> Fetched:
+        signed, work = job.located.signed, job.work
+        keys = self._keys(job.located, await work.tokens())
+        record = None
+        if not work.begun and not job.token_ids.chunks and not job.pinned:
+            # Another fetch has brought all of it meanwhile: there is nothing to write.
+            record = await self._lane.run(self._store.get, signed.artifact_hash)
+        if record is None:
+            record = await work.publish(signed.envelope, keys=keys, pinned=job.pinned)
+        return Fetched(
+            record=record,
+            keys=keys,
+            fetched_chunks=work.n_chunks + len(job.token_ids.chunks),
+            fetched_bytes=work.n_bytes + sum(map(len, job.token_ids.chunks.values())),
+            seconds=trio.current_time() - job.started_s,
+            delivered=job.delivered,
+        )
 
 
-class _Work:
-    """The pack of one fetch, and what has arrived for it."""
+class _Job:
+    """One fetch under way, and what each peer has delivered for it."""
 
     def __init__(
-        self,
-        store: Store,
-        lane: Lane,
-        writer: PackWriter,
-        entries: Sequence[ChunkEntry],
-        token_chunks: range,
-        progress: ProgressCallback | None,
+        self, located: Located, work: FetchPack, token_ids: TokenIds, started_s: float, *, pinned: bool
     ) -> None:
-        self._token_chunks = token_chunks
-        self._store = store
-        self._lane = lane
-        self._writer = writer
-        self._entries = entries
-        self._progress = progress
-        self._heads: dict[int, bytes] = {}
-        self._expected = (0, 0)
-        self.n_chunks = 0
-        self.n_bytes = 0
+        self.located = located
+        self.work = work
+        self.token_ids = token_ids
+        self.started_s = started_s
+        self.pinned = pinned
+        self.delivered: dict[PeerId, Delivered] = {}
+        self.add(token_ids.delivered)
 
-    def reference_held(self, wanted: set[int]) -> list[int]:
-        """Reference every chunk that some pack here has; returns the wanted ones that none has. Blocking."""
-        missing: list[int] = []
-        for index, entry in enumerate(self._entries):
-            if entry.absent:
-                continue
-            if self._store.has_chunk(entry.hash):
-                self._writer.reference(index, entry)
-            elif index in wanted:
-                missing.append(index)
-        return missing
-
-    def expect(self, missing: Sequence[int]) -> None:
-        """For progress: what is to come."""
-        self._expected = (len(missing), sum(self._entries[index].length_bytes for index in missing))
-
-    async def keep(self, index: int, data: bytes, peer: PeerId) -> None:
-        """Write a verified chunk; the store hashes it once more."""
-        await self._lane.run(self._writer.put, index, data, expected_hash=self._entries[index].hash)
-        if index in self._token_chunks:
-            self._heads[index] = data
-        self.n_chunks += 1
-        self.n_bytes += len(data)
-        if self._progress is not None:
-            chunks, total = self._expected
-            await self._progress(FetchProgress(self.n_bytes, total, self.n_chunks, chunks, peer))
-
-    async def tokens(self) -> list[int]:
-        """The artifact's token ids, from chunks that are verified; they are needed before the pack is published.
-
-        Raises:
-            NotInStoreError: the fetch was ended before they came.
-        """
-        for index in self._token_chunks:
-            if index not in self._heads:
-                self._heads[index] = await self._lane.run(self._store.read_chunk, self._entries[index].hash)
-        return tokens_from_bytes(b"".join(self._heads[index] for index in self._token_chunks))
+    def add(self, delivered: Mapping[PeerId, Delivered]) -> None:
+        """Count what peers delivered in one more round; why one was left is said by the last."""
+        for peer, more in delivered.items():
+            before = self.delivered.get(peer, Delivered())
+            self.delivered[peer] = Delivered(
+                before.n_bytes + more.n_bytes, before.n_chunks + more.n_chunks, more.dropped or before.dropped
+            )
 
 
 _REASON_WORDS = {

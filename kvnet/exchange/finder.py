@@ -4,15 +4,18 @@ Lookups go to every connected member at once, and to the DHT at the same time. W
 manifest, the policy and in the end the token ids decide. Every failure on the way is a miss.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
 
 from kvnet.engine.interface import ModelInfo
-from kvnet.errors import KvnetError
+from kvnet.errors import KvnetError, StoreError
 from kvnet.exchange.events import FetchProgress, PrefixFetched
-from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, ProgressCallback, SessionsOf
+from kvnet.exchange.fetch_pack import ProgressCallback
+from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, SessionsOf, TokenIds
+from kvnet.exchange.flights import Flights, Shared, Watch
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.reuse import Rejected, held_tokens, judge
@@ -27,6 +30,8 @@ from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest
 from kvnet.protocol.messages import Lookup, LookupReply
 from kvnet.store.interface import Store
+
+_log = logging.getLogger(__name__)
 
 MIN_LOOKUP_S = 0.25
 """Shortest lookup deadline, in seconds: a round trip to a sleepy peer."""
@@ -90,13 +95,50 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
+class _Shown:
+    """A claim that was looked into: the artifact, or why it is not used.
+
+    Attributes:
+        located: its judged manifest; ``None`` when nobody shows one that may be used.
+        entries: its verified chunk list.
+        token_ids: all of its token ids, verified.
+        rejected: that the policy or the model does not take it.
+        reasons: what else was wrong.
+    """
+
+    located: Located | None = None
+    entries: tuple[ChunkEntry, ...] = ()
+    token_ids: TokenIds | None = None
+    rejected: tuple[Rejected, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Checked:
     """A claim that is borne out: what to fetch for it, and how many tokens of prefill that spares."""
 
     located: Located
     entries: tuple[ChunkEntry, ...]
+    token_ids: TokenIds
     needed: tuple[int, ...]
     spared_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What one fetch brought, and whether it was given up before it had everything."""
+
+    result: Fetched
+    given_up: bool
+
+
+class _Flight:
+    """One artifact that one or more prompts want at the moment: it is shown once and fetched once."""
+
+    def __init__(self) -> None:
+        self.showing: Shared[_Shown] = Shared()
+        self.fetching: Shared[_Fetched] = Shared()
+        self.shown: _Shown | None = None
 
 
 @dataclass(slots=True)
@@ -151,6 +193,7 @@ class PrefixFinder:
         self._open_session = open_session
         self._published = published
         self._exact_only = exact_only
+        self._flights: Flights[_Flight] = Flights(_Flight)
 
     async def search(
         self,
@@ -273,53 +316,104 @@ class PrefixFinder:
         share: _Share,
     ) -> PrefixFetched | None:
         """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
+        assert prompt.info.fingerprint is not None  # noqa: S101 - searched only with one
+        key = (query.namespace.id, candidate.artifact, prompt.info.fingerprint.hash)
         try:
-            checked: _Checked | None = None
-            with trio.move_on_at(share.ends_s()) as scope:
-                checked = await self._check(query, candidate, prompt, search)
-            if scope.cancelled_caught:
-                search.reasons.append("a peer that claimed a prefix did not show it in time")
-            if checked is None:
-                return None
-            spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
-            sizes = [checked.entries[index].length_bytes for index in checked.needed]
-            race = _Race(spared_s, prompt, max(sizes))
-            race.begin(sum(sizes))
-            fetched = await self._fetcher.fetch(
-                checked.located, checked.entries, checked.needed, progress=race.watch, scope=race.scope
-            )
-            if race.scope.cancelled_caught:
-                search.reasons.append("peers were slower than computing; what had arrived is used")
-            self._published(fetched)
-            shared = prompt.held_tokens + checked.spared_tokens
-            usable = await self._lane.run(held_tokens, self._store, fetched.record, shared)
+            with self._flights.join(key) as flight:
+                checked: _Checked | None = None
+                with trio.move_on_at(share.ends_s()) as scope:
+                    checked = await self._check(flight, query, candidate, prompt, search)
+                if scope.cancelled_caught:
+                    search.reasons.append("a peer that claimed a prefix did not show it in time")
+                if checked is None:
+                    return None
+                return await self._fetch(flight, checked, prompt, search)
         except KvnetError as error:
             search.reasons.append(str(error))
+            if isinstance(error, StoreError):
+                _log.warning("a prefix was not fetched: %s", error)
             return None
-        return _described(fetched, usable)
 
     async def _check(
-        self, query: LookupQuery, candidate: Candidate, prompt: _Prompt, search: Search
+        self, flight: _Flight, query: LookupQuery, candidate: Candidate, prompt: _Prompt, search: Search
     ) -> _Checked | None:
-        """Signed manifest, policy, chunk list and token ids of a claim: everything but the K/V."""
-        located = await self._locate(query, candidate, prompt.info, search)
-        if located is None:
+        """How far a claim is borne out for this prompt."""
+
+        async def show() -> _Shown:
+            return await self._show(query, candidate, prompt.info)
+
+        if flight.shown is None:
+            got = await flight.showing.get(show)
+            assert got is not None  # noqa: S101 - patience is the caller's scope
+            flight.shown = got[0]
+        shown = flight.shown
+        search.rejected += shown.rejected
+        search.reasons += shown.reasons
+        if shown.located is None or shown.token_ids is None:
             return None
-        entries = await self._fetcher.chunk_list(located)
-        plan = located.signed.manifest.plan()
-        head = await self._fetcher.token_ids(located, entries)
-        shared = min(common_prefix(head, prompt.tokens), len(prompt.tokens) - 1)
+        shared = min(common_prefix(shown.token_ids.tokens, prompt.tokens), len(prompt.tokens) - 1)
         if shared <= prompt.held_tokens:
             search.reasons.append("a peer's artifact shares fewer tokens than it claimed")
             return None
+        plan = shown.located.signed.manifest.plan()
         needed = (*plan.needed_for(shared), *plan.context_chunks)
-        return _Checked(located, entries, needed, shared - prompt.held_tokens)
+        return _Checked(shown.located, shown.entries, shown.token_ids, needed, shared - prompt.held_tokens)
 
-    async def _locate(
-        self, query: LookupQuery, candidate: Candidate, info: ModelInfo, search: Search
-    ) -> Located | None:
+    async def _show(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
+        """Signed manifest, policy, chunk list and token ids of a claim: everything but the K/V."""
+        shown = await self._locate(query, candidate, info)
+        if shown.located is None:
+            return shown
+        entries = await self._fetcher.chunk_list(shown.located)
+        return replace(shown, entries=entries, token_ids=await self._fetcher.token_ids(shown.located, entries))
+
+    async def _fetch(self, flight: _Flight, checked: _Checked, prompt: _Prompt, search: Search) -> PrefixFetched | None:
+        """Fetch what this prompt needs, or wait for another prompt's fetch of it, as long as that can win."""
+        spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
+        sizes = [checked.entries[index].length_bytes for index in checked.needed]
+        race = _Race(spared_s, prompt, max(sizes))
+        race.begin(sum(sizes))
+
+        async def fetch() -> _Fetched:
+            return await self._fetch_now(checked, race, flight.fetching.tell)
+
+        while True:
+            got = await flight.fetching.get(fetch, race)
+            if got is None or got[0].given_up:
+                search.reasons.append("peers were slower than computing; what had arrived is used")
+            if got is None:
+                return None
+            fetched, own = got
+            if own or fetched.given_up or await self._lane.run(self._all_held, checked):
+                break
+        shared = prompt.held_tokens + checked.spared_tokens
+        usable = await self._lane.run(held_tokens, self._store, fetched.result.record, shared)
+        return _described(fetched.result, usable, own=own)
+
+    async def _fetch_now(self, checked: _Checked, race: "_Race", tell: Watch) -> _Fetched:
+        async def progress(event: FetchProgress) -> None:
+            tell(event)
+            await race.watch(event)
+
+        scope = race.scope()
+        fetched = await self._fetcher.fetch(
+            checked.located,
+            checked.entries,
+            checked.needed,
+            token_ids=checked.token_ids,
+            progress=progress,
+            scope=scope,
+        )
+        self._published(fetched)
+        return _Fetched(fetched, given_up=scope.cancelled_caught)
+
+    def _all_held(self, checked: _Checked) -> bool:
+        return all(self._store.has_chunk(checked.entries[index].hash) for index in checked.needed)
+
+    async def _locate(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
         """The signed manifest behind a claim, from any of the peers that made it; judged before anything is fetched."""
         assert info.fingerprint is not None  # noqa: S101 - searched only with one
+        reasons: list[str] = []
         for session in self._members(query, self._sessions()):
             if session.peer not in candidate.providers:
                 continue
@@ -327,18 +421,17 @@ class PrefixFinder:
             try:
                 signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
             except KvnetError as error:
-                search.reasons.append(str(error))
+                reasons.append(str(error))
                 continue
             lie = check_manifest(query, candidate, info.fingerprint.hash, signed)
             if lie is not None:
-                search.reasons.append(f"a peer claimed an artifact, but {lie}")
+                reasons.append(f"a peer claimed an artifact, but {lie}")
                 continue
             verdict = judge(signed.manifest, signed.artifact_hash, info, self._identity, exact_only=self._exact_only)
             if isinstance(verdict, Rejected):
-                search.rejected.append(verdict)
-                return None
-            return Located(signed, query.namespace, session)
-        return None
+                return _Shown(rejected=(verdict,), reasons=tuple(reasons))
+            return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))
+        return _Shown(reasons=tuple(reasons))
 
 
 class _Race:
@@ -355,11 +448,19 @@ class _Race:
         self._progress = prompt.progress
         self._started_s = trio.current_time()
         self._chunk_bytes = chunk_bytes
-        self.scope = trio.CancelScope(deadline=self._started_s + GRACE_S + prefill_s)
+        self._total_bytes = 0
+        self._last_done_bytes = 0
+        self._arrived_bytes = 0
+        self._scope = trio.CancelScope()
 
     def begin(self, total_bytes: int) -> None:
         """Wait for the first chunk."""
         self._wait_for_next(0, total_bytes)
+
+    def scope(self) -> trio.CancelScope:
+        """A new scope that ends when the fetch cannot win any more."""
+        self._scope = trio.CancelScope(deadline=self._scope.deadline)
+        return self._scope
 
     def _wait_for_next(self, done_bytes: int, total_bytes: int) -> None:
         """Wait no longer than what will have arrived with the next chunk spares.
@@ -367,27 +468,40 @@ class _Race:
         However a peer spreads its bytes, fetching and then computing the rest takes little longer than computing all.
         """
         share = min(1.0, (done_bytes + self._chunk_bytes) / max(1, total_bytes))
-        self.scope.deadline = self._started_s + GRACE_S + self._prefill_s * share
+        self._scope.deadline = self._started_s + GRACE_S + self._prefill_s * share
+
+    def judge(self, event: FetchProgress) -> None:
+        """Judge by the rate so far; called after every chunk, of another prompt's fetch too.
+
+        A fetch that was taken over counts only what was still missing; what had come before is here all the same.
+        """
+        elapsed_s = trio.current_time() - self._started_s
+        step = event.done_bytes - self._last_done_bytes
+        self._arrived_bytes += step if 0 < step <= self._chunk_bytes else min(event.done_bytes, self._chunk_bytes)
+        self._last_done_bytes = event.done_bytes
+        self._total_bytes = max(self._total_bytes, event.total_bytes)
+        left_bytes = event.total_bytes - event.done_bytes
+        left_s = elapsed_s * left_bytes / max(1, self._arrived_bytes)
+        if elapsed_s >= GRACE_S and left_s > self._prefill_s:
+            self._scope.cancel()
+        self._wait_for_next(self._total_bytes - left_bytes, self._total_bytes)
 
     async def watch(self, event: FetchProgress) -> None:
-        """Judge by the rate so far; it is told after every chunk."""
-        elapsed_s = trio.current_time() - self._started_s
-        left_s = elapsed_s * (event.total_bytes - event.done_bytes) / max(1, event.done_bytes)
-        if elapsed_s >= GRACE_S and left_s > self._prefill_s:
-            self.scope.cancel()
-        self._wait_for_next(event.done_bytes, event.total_bytes)
+        """Judge a fetch of this prompt's own, and tell who wants to know."""
+        self.judge(event)
         if self._progress is not None:
             await self._progress(event)
 
 
-def _described(fetched: Fetched, n_tokens: int) -> PrefixFetched:
+def _described(fetched: Fetched, n_tokens: int, *, own: bool) -> PrefixFetched:
+    """What came for this prompt; bytes that came for another one are that one's."""
     useful = [item for item in fetched.delivered.items() if item[1].n_bytes]
     delivered = sorted(useful, key=lambda item: -item[1].n_bytes)
     return PrefixFetched(
         artifact=ArtifactHash(fetched.record.hash),
         n_tokens=n_tokens,
         peer=delivered[0][0] if delivered else PeerId(b""),
-        n_bytes=fetched.fetched_bytes,
-        n_chunks=fetched.fetched_chunks,
+        n_bytes=fetched.fetched_bytes if own else 0,
+        n_chunks=fetched.fetched_chunks if own else 0,
         seconds=fetched.seconds,
     )

@@ -1,0 +1,139 @@
+"""The pack that a fetch fills: what is wanted, what is held, and what has arrived.
+
+It begins with the first chunk that has arrived and been verified, so that a peer that only promises costs nobody here
+an artifact: until then nothing is evicted to make room.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from kvnet.exchange.events import FetchProgress
+from kvnet.exchange.lane import Lane
+from kvnet.format.chunks import ChunkEntry
+from kvnet.format.hashes import PrefixKey
+from kvnet.format.prefix import tokens_from_bytes
+from kvnet.protocol.ids import PeerId
+from kvnet.store.interface import ArtifactRecord, PackWriter, Store
+
+ProgressCallback = Callable[[FetchProgress], Awaitable[None]]
+
+
+class FetchPack:
+    """For one fetch.
+
+    Args:
+        store: where it goes.
+        lane: where blocking store work runs.
+        entries: the whole chunk list, verified.
+        token_chunks: indices of the chunks that hold the token ids.
+        wanted: indices to have in the end, those of the token ids included.
+        arrived: chunks that are here and verified already.
+        progress: told after each chunk.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lane: Lane,
+        entries: Sequence[ChunkEntry],
+        *,
+        token_chunks: range,
+        wanted: set[int],
+        arrived: Mapping[int, bytes],
+        progress: ProgressCallback | None = None,
+    ) -> None:
+        self._store = store
+        self._lane = lane
+        self._entries = entries
+        self._token_chunks = token_chunks
+        self._wanted = wanted
+        self._heads = {index: data for index, data in arrived.items() if index in token_chunks}
+        self._progress = progress
+        self._writer: PackWriter | None = None
+        self._in_pack: set[int] = set()
+        self._expected = (0, 0)
+        self.n_chunks = 0
+        self.n_bytes = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a pack: something has arrived for it."""
+        return self._writer is not None
+
+    async def missing(self) -> list[int]:
+        """The wanted chunks that are not here, ascending."""
+        found = await self._lane.run(self._missing)
+        self._expected = (
+            self.n_chunks + len(found),
+            self.n_bytes + sum(self._entries[index].length_bytes for index in found),
+        )
+        return found
+
+    def _missing(self) -> list[int]:
+        return [
+            index
+            for index in sorted(self._wanted - self._in_pack - set(self._heads))
+            if not self._entries[index].absent and not self._store.has_chunk(self._entries[index].hash)
+        ]
+
+    def _begin(self) -> PackWriter:
+        """Make room for what is to be written, then reference all that is held. Blocking."""
+        entries = self._entries
+        room = sum(entries[index].length_bytes for index in self._missing())
+        room += sum(map(len, self._heads.values()))
+        writer = self._writer = self._store.begin_pack(len(entries), expected_bytes=room)
+        for index, data in self._heads.items():
+            writer.put(index, data, expected_hash=entries[index].hash)
+            self._in_pack.add(index)
+        for index, entry in enumerate(entries):
+            if not entry.absent and index not in self._in_pack and self._store.has_chunk(entry.hash):
+                writer.reference(index, entry)
+                self._in_pack.add(index)
+        return writer
+
+    def _put(self, index: int, data: bytes) -> None:
+        writer = self._writer or self._begin()
+        writer.put(index, data, expected_hash=self._entries[index].hash)
+        self._in_pack.add(index)
+
+    async def keep(self, index: int, data: bytes, peer: PeerId) -> None:
+        """Write a verified chunk; the store hashes it once more.
+
+        Raises:
+            StoreError: it does not fit, or the disk failed.
+        """
+        await self._lane.run(self._put, index, data)
+        if index in self._token_chunks:
+            self._heads[index] = data
+        self.n_chunks += 1
+        self.n_bytes += len(data)
+        if self._progress is not None:
+            chunks, total = self._expected
+            await self._progress(FetchProgress(self.n_bytes, total, self.n_chunks, chunks, peer))
+
+    async def tokens(self) -> list[int]:
+        """The artifact's token ids, from chunks that are verified; they are needed before the pack is published.
+
+        Raises:
+            NotInStoreError: the fetch was ended before they came.
+        """
+        for index in self._token_chunks:
+            if index not in self._heads:
+                self._heads[index] = await self._lane.run(self._store.read_chunk, self._entries[index].hash)
+        return tokens_from_bytes(b"".join(self._heads[index] for index in self._token_chunks))
+
+    async def publish(self, envelope: bytes, *, keys: Sequence[PrefixKey], pinned: bool) -> ArtifactRecord:
+        """Make what is here visible; chunks may be missing.
+
+        Raises:
+            StoreError: the disk failed, or it does not fit.
+        """
+        return await self._lane.run(self._publish, envelope, keys, pinned=pinned)
+
+    def _publish(self, envelope: bytes, keys: Sequence[PrefixKey], *, pinned: bool) -> ArtifactRecord:
+        writer = self._writer or self._begin()
+        return writer.publish(envelope, keys=keys, pinned=pinned, allow_partial=True, entries=self._entries)
+
+    def abort(self) -> None:
+        """Leave nothing behind; after publishing it does nothing."""
+        if self._writer is not None:
+            self._writer.abort()
