@@ -171,7 +171,7 @@ async def write_completion(
         started = await anext(events)
         if not isinstance(started, Started):
             raise TypeError(f"a completion began with {type(started).__name__}")
-        headers = reuse_headers(request.id, started.reuse, request.removed)
+        headers = reuse_headers(request.id, request.answered_by, started.reuse, request.removed)
         if started.status < 400 and started.content_type.startswith(EVENT_STREAM):
             await _write_stream(events, started, renderer, writer, headers)
         else:

@@ -14,17 +14,18 @@ from typing import Any, Protocol
 import msgspec
 
 from kvnet.engine.interface import Engine, PreparedPrompt, PromptKind
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.models import ModelEntry, choose_model
 from kvnet.errors import BusyError, UnknownModelError, WindowError
 from kvnet.exchange.completion import Asked, Body, Finished, Started
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.lane import Lane
 from kvnet.store.names import NameBook, NamedVersion
+from kvnet_node.api.aliases import Alias, with_alias
 from kvnet_node.api.bodies import encode_object
 from kvnet_node.api.failures import RETRY_AFTER_S, SERVER, failure_of, invalid, refused
 from kvnet_node.api.headers import is_private, wants_reuse
 from kvnet_node.api.merging import with_context
-from kvnet_node.api.model_names import choose_version, model_list, parse_model, unknown_model
+from kvnet_node.api.model_names import ModelName, choose_version, model_list, parse_model, unknown_model
 from kvnet_node.api.parameters import cache_key_of, clean_parameters, max_tokens_of
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 from kvnet_node.engines import EngineShelf
@@ -54,12 +55,14 @@ class FrontOptions:
         max_tokens: generated at most when a request does not say.
         queue_requests: requests at one engine, running ones included.
         rules: what is taken out of prompts.
+        aliases: what names mean that are no models here.
         clock_s: seconds since 1970, for the request log.
     """
 
     max_tokens: int = 4096
     queue_requests: int = 32
     rules: Rules = field(default_factory=Rules)
+    aliases: Sequence[Alias] = ()
     clock_s: Callable[[], float] = time.time
 
 
@@ -188,7 +191,7 @@ class Front:
             UnknownModelError: no such model, context or version.
         """
         body = clean_parameters(incoming.kind, incoming.body)
-        name = parse_model(body.get("model"))
+        name = await self._meant(parse_model(body.get("model")))
         version, entry = await self._resolve(name.model, name.context, str(body.get("model") or ""))
         normalised = normalise(body, self._options.rules)
         body, marks = _normalised(body, normalised.body, incoming.marks)
@@ -227,6 +230,7 @@ class Front:
             KvnetError: it cannot be answered; after ``Started`` only when the engine broke off.
         """
         planned = await self.plan(incoming)
+        request.answered_by = planned.entry.name
         self.log.run(request, planned.asked, planned.removed)
         async with self._engine(planned.entry) as engine, aclosing(self._run(engine, planned)) as events:
             async for event in events:
@@ -267,6 +271,16 @@ class Front:
         # Not more than half of a small window, so that the common request needs one attempt.
         window = entry.window_tokens or 0
         return min(self._options.max_tokens, max(window // 2, 1)) if window else self._options.max_tokens
+
+    async def _meant(self, name: ModelName) -> ModelName:
+        """A name that is no model here, as its alias has it."""
+        if name.model is None or (meant := with_alias(name, self._options.aliases)) is None:
+            return name
+        try:
+            choose_model(name.model, None, await self._engines.entries(max_age_s=MODELS_AGE_S))
+        except UnknownModelError:
+            return meant
+        return name
 
     async def _resolve(self, model: str | None, context: str, text: str) -> tuple[NamedVersion | None, ModelEntry]:
         """The context's version, and the model that answers."""

@@ -32,10 +32,11 @@ def _switch(headers: Mapping[str, str], name: str, *, default: bool) -> bool:
     return value in _ON if value else default
 
 
-def reuse_headers(request_id: str, reuse: Reuse, removed: Sequence[Removed]) -> dict[str, str]:
+def reuse_headers(request_id: str, model: str, reuse: Reuse, removed: Sequence[Removed]) -> dict[str, str]:
     """What a client is told about its answer beside the answer."""
     headers = {
         "x-kvnet-request": request_id,
+        "x-kvnet-model": header_text(model),
         "x-kvnet-source": reuse.source,
         "x-kvnet-reused-tokens": str(reuse.reused_tokens),
         "x-kvnet-prompt-tokens": str(reuse.prompt_tokens),

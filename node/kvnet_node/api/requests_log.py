@@ -27,6 +27,7 @@ class LoggedRequest:
         time_s: when it came, in seconds since 1970.
         path: of the endpoint.
         model: as the client wrote it.
+        answered_by: the model that it came to; "" before that.
         asked: what was run; None before that, for a private request, and when it grew too old to be kept.
         removed: what normalising took out.
         reuse: what was reused, without the prompt; None before the answer began.
@@ -48,6 +49,7 @@ class LoggedRequest:
     failure: ApiFailure | None = None
     cancelled: bool = False
     private: bool = False
+    answered_by: str = ""
 
     @property
     def size_bytes(self) -> int:
