@@ -74,7 +74,7 @@ async def explained(log: RequestLog, request: r.ExplainRequest, loaded: Loaded) 
         request=wanted.id,
         time_s=wanted.time_s,
         path=wanted.path,
-        model=wanted.model,
+        model=_shown_model(wanted),
         state=_state(wanted),
         failure=f"{wanted.failure.status}: {wanted.failure.message}" if wanted.failure is not None else "",
         ttft_s=wanted.finished.ttft_s if wanted.finished is not None else 0.0,
@@ -198,9 +198,14 @@ def _most_similar(request: LoggedRequest, earlier: Sequence[LoggedRequest]) -> L
     return best
 
 
+def _shown_model(request: LoggedRequest) -> str:
+    other = request.answered_by and request.answered_by != request.model.partition("#")[0]
+    return f"{request.model or 'none'} (answered by {request.answered_by})" if other else request.model
+
+
 def _base(request: LoggedRequest) -> str:
-    """The model, without the name of a context."""
-    return request.model.partition("#")[0]
+    """The model that answered, or was to: without the name of a context."""
+    return request.answered_by or request.model.partition("#")[0]
 
 
 def _merged(certain: Sequence[Finding], likely: Sequence[Finding]) -> list[Finding]:
