@@ -4,6 +4,7 @@ Pure functions, for whole answers, lists of models and errors; the streamed form
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -205,8 +206,22 @@ def models_of(models: Sequence[Mapping[str, Any]]) -> JsonObject:
 # --- Errors --------------------------------------------------------------------------------------------------------
 
 
-TOO_LONG = "prompt is too long"
-"""How Anthropic's API begins the message about a full window; agents look for these words and shorten their history."""
+_WINDOW = re.compile(r"window is ([\d,]+) tokens; the prompt has ([\d,]+)(?: and ([\d,]+) may be generated)?")
+"""The figures in the message of ``WindowError``."""
+
+
+def _over_window(message: str) -> str:
+    """A full window in the words of Anthropic's API: agents look for them, and for the figures, and send less."""
+    match = _WINDOW.search(message)
+    if match is None:
+        return f"prompt is too long: {message}"
+    window, prompt, asked = (int((figure or "0").replace(",", "")) for figure in match.groups())
+    if prompt >= window:
+        return f"prompt is too long: {prompt} tokens > {window} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {asked} > {window}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 def error_of(failure: ApiFailure, request_id: str = "") -> JsonObject:
@@ -217,7 +232,7 @@ def error_of(failure: ApiFailure, request_id: str = "") -> JsonObject:
         request_id: of the request, when there is one.
     """
     fallback = "invalid_request_error" if failure.status < 500 else "api_error"
-    message = f"{TOO_LONG}: {failure.message}" if failure.code == "context_length_exceeded" else failure.message
+    message = _over_window(failure.message) if failure.code == "context_length_exceeded" else failure.message
     error = {"type": _ERROR_TYPES.get(failure.status, fallback), "message": message}
     body: JsonObject = {"type": "error", "error": error}
     if request_id:

@@ -57,7 +57,7 @@ _UNSUPPORTED_FIELDS: Mapping[str, str] = {
 
 class _CacheControl(msgspec.Struct, frozen=True):
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+    ttl: Literal["5m", "1h"] | None = None
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class _ToolUse(msgspec.Struct, frozen=True):
 
 class _ToolResult(msgspec.Struct, frozen=True):
     tool_use_id: str
-    content: str | list[dict[str, Any]] = ""
+    content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
 
 
@@ -291,7 +291,7 @@ class _Conversation:
         if control is None:
             return
         checked = _checked(control, _CacheControl, place)
-        self.ttl_s = max(self.ttl_s, CACHE_TTL_S[checked.ttl])
+        self.ttl_s = max(self.ttl_s, CACHE_TTL_S[checked.ttl or "5m"])
         self.marked.add(n_messages)
 
     def marks(self) -> tuple[int, ...]:
@@ -354,7 +354,7 @@ def _add_user_block(conversation: _Conversation, block: JsonObject, place: str) 
             conversation.add_text("user", _checked(block, _Text, place).text)
         case "tool_result":
             result = _checked(block, _ToolResult, place)
-            text = PARAGRAPH.join(text for text in _texts(_blocks(result.content, f"{place}.content")) if text)
+            text = PARAGRAPH.join(text for text in _texts(_blocks(result.content or "", f"{place}.content")) if text)
             if result.is_error and not text.casefold().startswith("error"):
                 text = f"Error: {text}"
             message = {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}

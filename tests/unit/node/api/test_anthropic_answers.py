@@ -198,7 +198,25 @@ def test_errors_have_the_names_anthropic_clients_know(status: int, kind: str) ->
     }
 
 
-def test_a_full_window_is_said_in_the_words_agents_look_for() -> None:
-    body = error_of(ApiFailure(400, "x", "9000 of 4096 tokens", "context_length_exceeded"))
-    assert body["error"]["message"] == "prompt is too long: 9000 of 4096 tokens"
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            "the model's window is 4,096 tokens; the prompt has 9,000 and 16 may be generated (Shorten it.)",
+            "prompt is too long: 9000 tokens > 4096 maximum",
+        ),
+        ("the model's window is 4,096 tokens; the prompt has 9,000", "prompt is too long: 9000 tokens > 4096 maximum"),
+        (
+            "the model's window is 4,096 tokens; the prompt has 100 and 32,000 may be generated",
+            (
+                "input length and `max_tokens` exceed context limit: 100 + 32000 > 4096, "
+                "decrease input length or `max_tokens` and try again"
+            ),
+        ),
+        ("much too long", "prompt is too long: much too long"),
+    ],
+)
+def test_a_full_window_is_said_in_the_words_agents_look_for(found: str, said: str) -> None:
+    body = error_of(ApiFailure(400, "x", found, "context_length_exceeded"))
+    assert body["error"]["message"] == said
     assert "request_id" not in body
