@@ -47,6 +47,7 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ("size", "size:size", "Work out the K/V size of a model from its config.json."),
     ("selftest", "selftest:selftest", "Prove export and restore on this machine."),
     ("doctor", "doctor:doctor", "Check this installation and this data directory."),
+    ("savings", "savings:savings", "Show what reuse has spared, per artifact and in all."),
     ("audit", "audit:audit", "Show what local logs sent again, what no cache served, and why."),
     ("demo", "demo:demo", "Show it all with two nodes on this machine."),
 )

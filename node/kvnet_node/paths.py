@@ -84,6 +84,11 @@ class DataPaths:
         return self.data_dir / "speeds.json"
 
     @property
+    def savings_file(self) -> Path:
+        """The ledger of what reuse has spared."""
+        return self.data_dir / "savings.sqlite3"
+
+    @property
     def log_file(self) -> Path:
         """The log of the running node."""
         return self.data_dir / "node.log"

@@ -28,6 +28,7 @@ from kvnet.store.names import NameBook
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
+from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Services:
         lane: where blocking store work runs, one piece at a time.
         engines: engine processes, started at first use.
         speeds: measured prefill speed of each model.
+        savings: the ledger of what reuse has spared.
         publisher: turns token prefixes into artifacts.
         node: this node among its peers; None when this run needs no network.
         stop_requested: set to end a running node.
@@ -69,6 +71,7 @@ class Services:
         self.lane = ThreadLane()
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
         self.speeds = Speeds(settings.paths.speeds_file)
+        self.savings = Savings(settings.paths.savings_file)
         self.publisher = Publisher(store, self.lane, identity)
         self.node: ExchangeNode | None = None
         self.stop_requested = trio.Event()
@@ -177,6 +180,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
         finally:
             nursery.cancel_scope.cancel()
             store.close()
+            services.savings.close()
 
 
 async def _open_network(settings: "Settings", *, serving: bool) -> Network:

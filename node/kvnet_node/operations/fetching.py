@@ -101,12 +101,22 @@ async def _finish(
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
         if each.n_chunks
     ]
+    seconds = trio.current_time() - started_s
+    if fetched is not None:
+        services.savings.fetched(
+            record.hash,
+            name=request.name or "",
+            model="",
+            tokens=record.manifest.n_tokens,
+            seconds=seconds,
+            n_bytes=fetched.fetched_bytes,
+        )
     return r.FetchResult(
         artifact=artifact_text(record.hash),
         bytes=record.manifest.total_size_bytes,
         chunks=record.manifest.n_chunks,
         fetched_chunks=fetched.fetched_chunks if fetched is not None else 0,
-        seconds=trio.current_time() - started_s,
+        seconds=seconds,
         providers=providers,
         signer=publisher_text(record.manifest.publisher),
         name=request.name or "",

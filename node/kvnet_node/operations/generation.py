@@ -71,6 +71,15 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         services.speeds.note(engine.info.path, added.prefilled_tokens, added.prefill_s)
         _publish(ctx, engine, tokens, added)
         version = await services.lane.run(_name, ctx, request.name, engine, added, layout.order, context)
+        services.savings.added(
+            added.record.hash,
+            name=request.name,
+            model=engine.info.name,
+            tokens=len(tokens),
+            prefilled_tokens=added.prefilled_tokens,
+            prefill_s=added.prefill_s,
+            n_bytes=added.new_bytes,
+        )
     return r.AddResult(
         artifact=artifact_text(added.record.hash),
         name=request.name,
@@ -276,6 +285,8 @@ async def _generate(
             if isinstance(event, Answer):
                 prefilled = event.prefilled_tokens
                 services.speeds.note(engine.info.path, prefilled, event.prefill_s)
+                speed = services.speeds.prefill_tokens_s(engine.info.path)
+                services.savings.note_answer(event, saved_seconds(event, speed))
                 return event
             if isinstance(event, TextDelta):
                 ctx.emit(TextEvent(event.text))

@@ -83,6 +83,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),
         Operation("peers", r.PeersRequest, r.PeersResult, "node:peers", needs_network=True),
+        Operation("savings", r.SavingsRequest, r.SavingsResult, "savings:savings"),
         Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest", needs_engine=True),
     )
 }
