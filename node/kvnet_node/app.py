@@ -96,6 +96,11 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
         "Look at requests before they are sent.",
         (("check", "prompt:check", "Show what keeps requests from sharing their beginning."),),
     ),
+    (
+        "bench",
+        "Measure this machine, each way beside the others.",
+        (("ttft", "bench:ttft", "Measure the time to first token: cold, from disk, from a peer, and mlx-lm alone."),),
+    ),
     ("config", "Settings.", (("show", "config:show", "Show every setting and where it came from."),)),
 )
 
