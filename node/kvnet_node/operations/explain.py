@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import msgspec
 
@@ -63,8 +64,8 @@ async def explained(log: RequestLog, request: r.ExplainRequest, loaded: Loaded) 
     if unknown:
         raise UsageError(f"expected sections out of {', '.join(SECTIONS)}, found {unknown[0]!r}")
     wanted = _wanted(log, request.request)
-    requests = list(log)
-    question = Question(wanted, tuple(requests[: requests.index(wanted)]), loaded)
+    earlier = tuple(takewhile(lambda each: each is not wanted, log))
+    question = Question(wanted, earlier, loaded)
     sections = {
         name: msgspec.to_builtins(await make(question))
         for name, make in SECTIONS.items()
