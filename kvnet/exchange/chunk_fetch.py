@@ -8,6 +8,8 @@ import trio
 from kvnet.errors import KvnetError, NetworkError, NotFoundError
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.chunks import ChunkEntry
+from kvnet.format.hashes import BytesLike
+from kvnet.network.arrivals import BytesArrived, ChunkArrived
 from kvnet.protocol.fetch import (
     ChunkVerified,
     Completed,
@@ -21,10 +23,9 @@ from kvnet.protocol.fetch import (
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks
 
-READ_SIZE_BYTES = 256 * 1024
-
-Sink = Callable[[int, bytes, PeerId], Awaitable[None]]
-"""Keeps a verified chunk: (index, stored bytes, who sent it)."""
+Sink = Callable[[int, BytesLike, PeerId], Awaitable[None]]
+"""Keeps a verified chunk: (index, stored bytes, who sent it). The bytes are valid until it returns: a channel uses
+their memory again, so whoever keeps them keeps a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class ChunkFetch:
         limits: FetchLimits | None = None,
     ) -> None:
         self._transport = transport
+        self._entries = entries
         self._providers: Mapping[PeerId, Provider] = {provider.peer: provider for provider in providers}
         self._machine = FetchMachine(entries, needed, list(self._providers), limits=limits)
         self._sink = sink
@@ -154,7 +156,7 @@ class ChunkFetch:
             nursery.start_soon(self._serve_peer, self._providers[peer], active, receive, nursery)
         active.wanted.send_nowait(indices)
 
-    async def _keep(self, index: int, data: bytes, peer: PeerId) -> None:
+    async def _keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
         """A chunk that is verified is kept even when its peer is dropped meanwhile."""
         delivered = self._outcome.delivered.setdefault(peer, Delivered())
         delivered.n_chunks += 1
@@ -193,31 +195,26 @@ class ChunkFetch:
     ) -> None:
         async for indices in wanted:
             await channel.request(
-                GetChunks(session=provider.session, slot=provider.slot, artifact=provider.artifact, indices=indices)
+                GetChunks(session=provider.session, slot=provider.slot, artifact=provider.artifact, indices=indices),
+                {index: self._entries[index].length_bytes for index in indices},
             )
 
     async def _read_answers(self, channel: ChunkChannel, peer: PeerId, nursery: trio.Nursery) -> None:
         while True:
-            answer = await channel.next_answer()
+            event = await channel.next_event()
             now = trio.current_time()
-            if isinstance(answer, ChunkRefused):
-                await self._apply(self._machine.chunk_refused(peer, answer.index, answer.reason, now), nursery)
-                continue
-            unwanted = self._machine.header_arrived(peer, answer.index, answer.length_bytes, now)
-            if unwanted:
-                await self._apply(unwanted, nursery)
-                await trio.lowlevel.checkpoint()
-                raise NetworkError("the peer sent a chunk that was not asked for")
-            data = await self._read_chunk(channel, peer, answer)
-            await self._apply(self._machine.chunk_arrived(peer, answer.index, data, trio.current_time()), nursery)
-
-    async def _read_chunk(self, channel: ChunkChannel, peer: PeerId, header: ChunkHeader) -> bytes:
-        """All bytes of a chunk, into a buffer as long as the header says: the machine has checked that length."""
-        buffer = bytearray(header.length_bytes)
-        filled = 0
-        while filled < header.length_bytes:
-            piece = await channel.receive_some(min(READ_SIZE_BYTES, header.length_bytes - filled))
-            buffer[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            self._machine.bytes_arrived(peer, len(piece), trio.current_time())
-        return bytes(buffer)
+            match event:
+                case BytesArrived(n_bytes):
+                    self._machine.bytes_arrived(peer, n_bytes, now)
+                case ChunkArrived(index, data, digest):
+                    arrived = self._machine.chunk_arrived(peer, index, data, now, digest=digest)
+                    await self._apply(arrived, nursery)
+                    channel.finished(data)
+                case ChunkRefused():
+                    await self._apply(self._machine.chunk_refused(peer, event.index, event.reason, now), nursery)
+                case ChunkHeader():
+                    unwanted = self._machine.header_arrived(peer, event.index, event.length_bytes, now)
+                    if unwanted:
+                        await self._apply(unwanted, nursery)
+                        await trio.lowlevel.checkpoint()
+                        raise NetworkError("the peer sent a chunk that was not asked for")

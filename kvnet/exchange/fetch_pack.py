@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.lane import Lane
 from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import PrefixKey
+from kvnet.format.hashes import BytesLike, PrefixKey
 from kvnet.format.prefix import tokens_from_bytes
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
@@ -90,12 +90,12 @@ class FetchPack:
                 self._in_pack.add(index)
         return writer
 
-    def _put(self, index: int, data: bytes) -> None:
+    def _put(self, index: int, data: BytesLike) -> None:
         writer = self._writer or self._begin()
         writer.put(index, data, expected_hash=self._entries[index].hash)
         self._in_pack.add(index)
 
-    async def keep(self, index: int, data: bytes, peer: PeerId) -> None:
+    async def keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
         """Write a verified chunk; the store hashes it once more.
 
         Raises:
@@ -103,7 +103,7 @@ class FetchPack:
         """
         await self._lane.run(self._put, index, data)
         if index in self._token_chunks:
-            self._heads[index] = data
+            self._heads[index] = bytes(data)
         self.n_chunks += 1
         self.n_bytes += len(data)
         if self._progress is not None:

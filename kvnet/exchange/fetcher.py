@@ -27,7 +27,7 @@ from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.transport import ChunkTransport
 from kvnet.format.chunks import ChunkEntry, page_count
-from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.chunklist import verify_chunk_list
 from kvnet.protocol.fetch import FetchLimits
@@ -253,8 +253,8 @@ class ArtifactFetcher:
             else:
                 missing.append(index)
 
-        async def keep(index: int, data: bytes, _: PeerId) -> None:
-            fetched[index] = data
+        async def keep(index: int, data: BytesLike, _: PeerId) -> None:
+            fetched[index] = bytes(data)
 
         delivered: dict[PeerId, Delivered] = {}
         if missing:
@@ -321,8 +321,9 @@ class ArtifactFetcher:
         try:
             await self._get_missing(job, entries, scope)
             return await self._publish(job)
-        except trio.Cancelled:
-            if work.n_chunks:
+        except BaseException as error:
+            # Cancelled, alone or out of a nursery as a group; neither is an `Exception`.
+            if work.n_chunks and not isinstance(error, Exception):
                 with trio.CancelScope(shield=True), suppress(KvnetError):
                     await self._publish(job)
             raise

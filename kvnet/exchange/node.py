@@ -8,14 +8,16 @@ import trio
 
 from kvnet.errors import KvnetError, NetworkError
 from kvnet.exchange.announcer import Announcer, announced_keys
+from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
 from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.serving import ChunkServer
 from kvnet.exchange.session import PeerSession
-from kvnet.exchange.transport import StreamTransport
+from kvnet.exchange.transport import ChunkTransport, StreamTransport
 from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import ByteStream, Network, PeerInfo, ProviderHint, StreamKind
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
@@ -65,11 +67,19 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A connected peer, and whether it has proved to share a namespace with this node."""
+    """A connected peer.
+
+    Attributes:
+        info: who and where.
+        member: it has proved to share a namespace with this node.
+        agent: its program and version.
+        chunks: how chunks come from it, in words; "" when none have been fetched.
+    """
 
     info: PeerInfo
     member: bool
     agent: str
+    chunks: str = ""
 
 
 class ExchangeNode:
@@ -82,6 +92,7 @@ class ExchangeNode:
         identity: namespaces, policy and signing key.
         random: source of nonces.
         options: how it behaves.
+        bulk: its end of connections for chunks, not running yet; without one chunks go over the network's streams.
     """
 
     def __init__(
@@ -93,6 +104,7 @@ class ExchangeNode:
         *,
         random: RandomBytes,
         options: NodeOptions | None = None,
+        bulk: BulkEndpoint | None = None,
     ) -> None:
         self._options = options or NodeOptions()
         self._network = network
@@ -110,9 +122,13 @@ class ExchangeNode:
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
         self._announcer = Announcer(network, self._options.announce)
-        self.fetcher = ArtifactFetcher(
-            store, lane, identity, StreamTransport(network), self.sessions, self._options.fetch
-        )
+        self._bulk: BulkTransport | None = None
+        transport: ChunkTransport = StreamTransport(network)
+        if bulk is not None:
+            transport = self._bulk = BulkTransport(
+                bulk, network, transport, self._sessions.get, self._server, store, random=random
+            )
+        self.fetcher = ArtifactFetcher(store, lane, identity, transport, self.sessions, self._options.fetch)
         self.finder = PrefixFinder(
             store,
             lane,
@@ -139,6 +155,8 @@ class ExchangeNode:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await nursery.start(self._network.run)
+            if self._bulk is not None:
+                await nursery.start(self._bulk.run)
             nursery.start_soon(self._keep_sessions)
             if self._options.serving:
                 await self._announce_all()
@@ -172,6 +190,11 @@ class ExchangeNode:
         return self._network.addresses()
 
     @property
+    def bulk(self) -> BulkTransport | None:
+        """Its connections for chunks; None when it uses the network's streams."""
+        return self._bulk
+
+    @property
     def network(self) -> Network:
         """The network this node is on."""
         return self._network
@@ -200,7 +223,8 @@ class ExchangeNode:
 
     def _known(self, info: PeerInfo) -> KnownPeer:
         session = self._sessions.get(info.peer)
-        return KnownPeer(info, bool(session and session.slots), session.opened.agent if session else "")
+        chunks = self._bulk.way_of(info.peer) if self._bulk else ""
+        return KnownPeer(info, bool(session and session.slots), session.opened.agent if session else "", chunks)
 
     def sessions(self) -> Sequence[PeerSession]:
         """The open sessions in which some namespace is proved."""
@@ -271,7 +295,7 @@ class ExchangeNode:
             nonce=self._random(NONCE_SIZE_BYTES),
             padding=self._random(PADDING_SIZE_BYTES),
             agent=self._options.agent,
-            capabilities=(Capability.SERVE,) if self._options.serving else (),
+            capabilities=self._capabilities(),
         )
         machine = ControlSession(config, trio.current_time())
         session = PeerSession(stream, machine, namespaces, self._server.answer)
@@ -286,6 +310,10 @@ class ExchangeNode:
                 await self._keep_session(session, opened)
         if failure is not None:
             raise failure
+
+    def _capabilities(self) -> tuple[Capability, ...]:
+        serve = (Capability.SERVE,) if self._options.serving else ()
+        return serve if self._bulk is None else (*serve, Capability.BULK)
 
     async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:
         """Have an open session among those to use, until it ends."""

@@ -15,10 +15,14 @@ from kvnet.network.interface import ByteStream
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
+    BulkRequest,
     ChunkHeader,
     ChunkRefused,
+    DialBulk,
     GetChunks,
+    OpenBulk,
     RefusalReason,
+    Refused,
     Reply,
     Request,
     decode_chunk_request,
@@ -67,6 +71,7 @@ class ChunkServer:
         self._machine = ServeMachine(limits)
         self._table = HeldTable(identity.namespaces())
         self._changes: deque[Callable[[HeldTable], object]] = deque(maxlen=MAX_CHANGES)
+        self._bulk: Callable[[PeerSession, BulkRequest], Reply] | None = None
         self.counters: Counter[str] = Counter()
 
     async def load(self) -> None:
@@ -116,6 +121,11 @@ class ChunkServer:
     def answer(self, session: PeerSession, request: Request) -> Reply:
         """The reply to a control request."""
         self.counters[f"requests_{type(request).__name__}"] += 1
+        if isinstance(request, OpenBulk | DialBulk):
+            namespaces, now = session.opened.namespaces, trio.current_time()
+            refused = self._machine.refuse_bulk(session.peer, namespaces, request, now)
+            not_serving = Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
+            return refused or (not_serving if self._bulk is None else self._bulk(session, request))
         decision: SendReply = self._machine.decide(
             session.peer,
             session.opened.namespaces,
@@ -125,6 +135,34 @@ class ChunkServer:
             trio.current_time(),
         )
         return decision.reply
+
+    def answer_bulk_with(self, answer: Callable[[PeerSession, BulkRequest], Reply]) -> None:
+        """Say who answers requests for bulk connections, once a peer may have one."""
+        self._bulk = answer
+
+    def begin_chunks(self, peer: PeerId, request: GetChunks) -> SendChunks | RefuseChunks:
+        """What a peer gets for a chunk request; after a `SendChunks` call `end_chunks`."""
+        session = self._find_session(peer, request.session)
+        slots: Mapping[int, Namespace] | None = session.opened.namespaces if session is not None else None
+        policy = self._identity.policy()
+        plan = self._machine.decide_chunks(peer, slots, request, self._table, policy, trio.current_time())
+        if isinstance(plan, RefuseChunks):
+            self.counters["chunk_requests_refused"] += 1
+        return plan
+
+    def end_chunks(self, peer: PeerId, counted: Mapping[str, int]) -> None:
+        """A `SendChunks` plan is done or given up; these are what it came to."""
+        self._machine.finished_chunks(peer)
+        self.counters.update(counted)
+
+    @property
+    def limits_rate(self) -> bool:
+        """Whether `delay_s` ever says anything but 0."""
+        return self._machine.limits_rate
+
+    def delay_s(self, peer: PeerId, n_bytes: int) -> float:
+        """Seconds to wait before this many bytes of a chunk are sent to a peer; they count as sent."""
+        return self._machine.delay_s(peer, n_bytes, trio.current_time())
 
     async def serve_chunks(self, peer: PeerId, stream: ByteStream) -> None:
         """Answer the chunk requests on one stream until the peer ends it."""
@@ -138,12 +176,8 @@ class ChunkServer:
             await self._serve_request(peer, stream, decode_chunk_request(frame))
 
     async def _serve_request(self, peer: PeerId, stream: ByteStream, request: GetChunks) -> None:
-        session = self._find_session(peer, request.session)
-        slots: Mapping[int, Namespace] | None = session.opened.namespaces if session is not None else None
-        policy = self._identity.policy()
-        plan = self._machine.decide_chunks(peer, slots, request, self._table, policy, trio.current_time())
+        plan = self.begin_chunks(peer, request)
         if isinstance(plan, RefuseChunks):
-            self.counters["chunk_requests_refused"] += 1
             for index in plan.indices:
                 await _refuse(stream, index, plan.reason)
             return

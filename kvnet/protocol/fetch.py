@@ -27,7 +27,7 @@ from enum import StrEnum
 
 from kvnet.errors import NotFoundError
 from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import blake3_hash
+from kvnet.format.hashes import BytesLike, ChunkHash, blake3_hash
 from kvnet.protocol.fetch_peer import DropReason, FetchPeer, ServiceTimes
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import MAX_CHUNKS_PER_REQUEST, RefusalReason
@@ -122,10 +122,10 @@ class DropPeer:
 
 @dataclass(frozen=True, slots=True)
 class ChunkVerified:
-    """This chunk matched its hash and may be kept."""
+    """This chunk matched its hash and may be kept; `data` is what was handed in."""
 
     index: int
-    data: bytes
+    data: BytesLike
     peer: PeerId
 
 
@@ -296,8 +296,18 @@ class FetchMachine:
             active.part_bytes += n_bytes
             active.count(n_bytes, now)
 
-    def chunk_arrived(self, peer: PeerId, index: int, data: bytes, now: float) -> list[Instruction]:
-        """All bytes of a chunk arrived: it is verified here, or its sender is never asked again."""
+    def chunk_arrived(
+        self, peer: PeerId, index: int, data: BytesLike, now: float, *, digest: ChunkHash | None = None
+    ) -> list[Instruction]:
+        """All bytes of a chunk arrived: it is verified here, or its sender is never asked again.
+
+        Args:
+            peer: who sent it.
+            index: of the chunk.
+            data: all of it.
+            now: the time.
+            digest: BLAKE3 of `data`, when the driver has computed it itself while it read them.
+        """
         active = self._active.get(peer)
         if active is None:
             return []
@@ -308,7 +318,7 @@ class FetchMachine:
             unexpected = self._unexpected(active, index, now)
             active.earlier.discard(index)
             return unexpected
-        if len(data) != asked.length_bytes or blake3_hash(data) != self._entries[index].hash:
+        if len(data) != asked.length_bytes or (digest or blake3_hash(data)) != self._entries[index].hash:
             return self._drop(active, DropReason.BAD_CHUNK, now)
         active.settle(index)
         self._service.note(now - asked.asked_s)

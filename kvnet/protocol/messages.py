@@ -27,9 +27,14 @@ MAX_LOOKUP_KEYS = 4096
 MAX_MATCHES = 8
 MAX_CHUNKS_PER_REQUEST = 256
 MAX_REASON_LENGTH = 32
+MAX_CERTIFICATE_BYTES = 2048
+"""A certificate for one bulk connection; ours has about 230."""
 
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+BulkName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_CERTIFICATE_BYTES)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 RequestId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
@@ -45,6 +50,17 @@ class Capability(StrEnum):
 
     SERVE = "serve"
     """Answers lookups and serves manifests, chunk lists and chunks."""
+    BULK = "bulk"
+    """Understands `OpenBulk` and `DialBulk`."""
+
+
+class BulkCipher(StrEnum):
+    """What protects a bulk connection; a peer refuses one it does not know."""
+
+    TLS13 = "tls13"
+    """Mutual TLS 1.3 with the certificates that were exchanged."""
+    NONE = "none"
+    """Nothing: for a cable that both owners trust. Chunks are compared with their hashes as ever."""
 
 
 class RefusalReason(StrEnum):
@@ -182,11 +198,63 @@ class Pong(_Message, frozen=True, tag="pong"):
     request_id: RequestId
 
 
+# --- bulk connections -----------------------------------------------------------------------------------------
+
+
+class OpenBulk(_Message, frozen=True, tag="open_bulk"):
+    """I want to ask you for chunks over a connection of their own.
+
+    Attributes:
+        certificate: of the asking side for this connection alone, as DER.
+        cipher: what the asking side wants, a `BulkCipher`.
+    """
+
+    request_id: RequestId
+    certificate: Certificate
+    cipher: Word
+
+
+class BulkOffer(_Message, frozen=True, tag="bulk_offer"):
+    """Dial me, within 30 seconds.
+
+    Attributes:
+        name: of the connection; what the dialling side sends as SNI, in hexadecimal.
+        certificate: of the answering side for this connection alone, as DER.
+        port: where it listens, on the addresses of the control connection; 0: nowhere.
+        cipher: what is used: ``none`` only when both sides want that.
+    """
+
+    request_id: RequestId
+    name: BulkName
+    certificate: Certificate
+    port: Port
+    cipher: Word
+
+
+class DialBulk(_Message, frozen=True, tag="dial_bulk"):
+    """I cannot reach you: dial me for the connection of this name.
+
+    Attributes:
+        name: from a `BulkOffer`.
+        port: where the asking side listens, on the addresses of the control connection.
+    """
+
+    request_id: RequestId
+    name: BulkName
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class BulkDialled(_Message, frozen=True, tag="bulk_dialled"):
+    """I do; the connection comes or does not."""
+
+    request_id: RequestId
+
+
 # --- chunk streams --------------------------------------------------------------------------------------------
 
 
 class GetChunks(_Message, frozen=True, tag="get_chunks"):
-    """Send these chunks of an artifact, in this order, on this stream.
+    """Send these chunks of an artifact, in this order, on this stream or bulk connection.
 
     Attributes:
         session: id of a control session of the same two peers; the slot is one of that session.
@@ -216,8 +284,10 @@ class ChunkRefused(_Message, frozen=True, tag="chunk_refused"):
 
 
 Handshake = Hello | Challenge | Proof
-Request = Lookup | GetManifest | GetChunkList | Ping
-Reply = LookupReply | ManifestReply | ChunkListReply | Refused | Pong
+ArtifactRequest = Lookup | GetManifest | GetChunkList
+BulkRequest = OpenBulk | DialBulk
+Request = ArtifactRequest | BulkRequest | Ping
+Reply = LookupReply | ManifestReply | ChunkListReply | BulkOffer | BulkDialled | Refused | Pong
 Message = Handshake | Request | Reply
 ChunkAnswer = ChunkHeader | ChunkRefused
 

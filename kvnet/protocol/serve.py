@@ -17,6 +17,8 @@ from kvnet.format.manifest import Manifest
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     MAX_MATCHES,
+    ArtifactRequest,
+    BulkRequest,
     ChunkListReply,
     GetChunkList,
     GetChunks,
@@ -30,7 +32,6 @@ from kvnet.protocol.messages import (
     RefusalReason,
     Refused,
     Reply,
-    Request,
 )
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
@@ -228,7 +229,7 @@ class ServeMachine:
         self,
         peer: PeerId,
         slots: Mapping[int, Namespace],
-        request: Request,
+        request: ArtifactRequest | Ping,
         table: HeldTable,
         policy: TrustPolicy,
         now: float,
@@ -257,6 +258,20 @@ class ServeMachine:
         if isinstance(request, GetManifest):
             return SendReply(ManifestReply(request_id=request.request_id, envelope=artifact.envelope))
         return SendReply(_page_reply(request, artifact))
+
+    def refuse_bulk(
+        self, peer: PeerId, slots: Mapping[int, Namespace], request: BulkRequest, now: float
+    ) -> Refused | None:
+        """Whether a peer may have a bulk connection; None: yes.
+
+        Args:
+            peer: who asks.
+            slots: of the session it asks in. Who shares no namespace gets no chunks, and no thread for them.
+            request: what it asks.
+            now: the time.
+        """
+        reason = self._admit(peer, now) or (None if slots else RefusalReason.UNKNOWN)
+        return None if reason is None else Refused(request_id=request.request_id, reason=reason)
 
     def decide_chunks(
         self,
@@ -292,6 +307,11 @@ class ServeMachine:
     def finished_chunks(self, peer: PeerId) -> None:
         """A `SendChunks` plan is done or given up."""
         self._usage[peer].chunks_in_flight -= 1
+
+    @property
+    def limits_rate(self) -> bool:
+        """Whether chunk bytes are limited at all."""
+        return self._limits.bytes_per_s > 0
 
     def delay_s(self, peer: PeerId, n_bytes: int, now: float) -> float:
         """Seconds to wait before this many chunk bytes are sent to a peer; they count as sent.

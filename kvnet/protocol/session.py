@@ -32,9 +32,13 @@ from kvnet.protocol.membership import (
 from kvnet.protocol.messages import (
     MAX_AGENT_LENGTH,
     PROTOCOL_VERSION,
+    ArtifactRequest,
+    BulkDialled,
+    BulkOffer,
     Capability,
     Challenge,
     ChunkListReply,
+    DialBulk,
     GetChunkList,
     GetManifest,
     Hello,
@@ -42,6 +46,7 @@ from kvnet.protocol.messages import (
     LookupReply,
     ManifestReply,
     Message,
+    OpenBulk,
     Ping,
     Pong,
     Proof,
@@ -169,6 +174,8 @@ _REPLY_KINDS: dict[type[Request], type[Reply]] = {
     Lookup: LookupReply,
     GetManifest: ManifestReply,
     GetChunkList: ChunkListReply,
+    OpenBulk: BulkOffer,
+    DialBulk: BulkDialled,
     Ping: Pong,
 }
 
@@ -283,7 +290,7 @@ class ControlSession:
         """
         if self._phase is not _Phase.OPEN or self._opened is None:
             raise UsageError("expected an open control session for a request")
-        if not isinstance(request, Ping) and request.slot not in self._opened.slots:
+        if isinstance(request, ArtifactRequest) and request.slot not in self._opened.slots:
             raise UsageError(f"expected a slot that both sides have proved, found {request.slot}")
         if len(self._waiting) >= self._limits.requests_in_flight:
             raise UsageError(f"expected at most {self._limits.requests_in_flight} open requests to one peer")
@@ -378,7 +385,7 @@ class ControlSession:
 
     def _charge(self, message: Message, n_bytes: int) -> None:
         """Replies cost nothing: they were asked for, one each."""
-        if isinstance(message, Lookup | GetManifest | GetChunkList | Ping):
+        if isinstance(message, Request):
             self._allowance -= n_bytes
             if self._allowance < 0:
                 raise ProtocolViolationError(
@@ -393,9 +400,11 @@ class ControlSession:
                 self._on_challenge(message)
             case _Phase.PROOF, Proof():
                 return [self._on_proof(message)]
-            case _Phase.OPEN, Lookup() | GetManifest() | GetChunkList() | Ping():
+            case _Phase.OPEN, Lookup() | GetManifest() | GetChunkList() | OpenBulk() | DialBulk() | Ping():
                 return self._on_request(message)
-            case _Phase.OPEN, LookupReply() | ManifestReply() | ChunkListReply() | Refused() | Pong():
+            case _Phase.OPEN, (
+                LookupReply() | ManifestReply() | ChunkListReply() | BulkOffer() | BulkDialled() | Refused() | Pong()
+            ):
                 return self._on_reply(message)
             case _:
                 raise ProtocolViolationError(f"expected {self._phase.value}, found a {type(message).__name__} message")

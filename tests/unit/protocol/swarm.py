@@ -254,7 +254,7 @@ class Swarm:
                     self._parts.pop(who, None)
                 case ChunkVerified(index, data, who):
                     assert index not in self.verified
-                    self.verified[index] = data
+                    self.verified[index] = bytes(data)
                     self.senders[index] = who
                 case Completed() | Failed():
                     self.outcome = instruction

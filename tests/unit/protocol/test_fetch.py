@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvnet.errors import NotFoundError
 from kvnet.format.chunks import ABSENT, ChunkEntry
+from kvnet.format.hashes import blake3_hash
 from kvnet.protocol.fetch import (
     MISCONDUCT,
     ChunkVerified,
@@ -144,6 +145,21 @@ def test_thousands_of_deliveries_with_lies_among_them_let_none_through(rounds: i
                     done.arrived.get(peer(name), 0) - sum(1 for who in done.senders.values() if who == peer(name)) <= 1
                 )
     assert delivered >= 2000 * rounds
+
+
+@pytest.mark.parametrize("true", [True, False])
+def test_hash_that_the_driver_computed_on_arrival_is_the_one_compared(true: bool) -> None:
+    chunks = make_chunks(1)
+    machine = FetchMachine(entries_of(chunks), [0], [peer("a")], limits=LIMITS)
+    machine.start(0.0)
+    digest = blake3_hash(chunks[0] if true else b"something else")
+    view = memoryview(bytearray(chunks[0]))
+    instructions = machine.chunk_arrived(peer("a"), 0, view, 1.0, digest=digest)
+    if true:
+        assert instructions[0] == ChunkVerified(0, view, peer("a"))
+        assert isinstance(instructions[-1], Completed)
+    else:
+        assert instructions[0] == DropPeer(peer("a"), DropReason.BAD_CHUNK)
 
 
 def test_wrong_length_is_noticed_before_the_bytes_are_read() -> None:

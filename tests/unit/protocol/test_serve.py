@@ -12,6 +12,7 @@ from kvnet.protocol.messages import (
     Lookup,
     LookupReply,
     ManifestReply,
+    OpenBulk,
     Ping,
     Pong,
     RefusalReason,
@@ -306,3 +307,17 @@ def test_bytes_to_one_peer_are_paced_after_a_burst() -> None:
 
 def test_bytes_are_not_paced_unless_asked_for() -> None:
     assert ServeMachine().delay_s(ME, 1 << 40, 0.0) == 0.0
+
+
+def test_member_may_have_a_bulk_connection_and_nobody_else() -> None:
+    request = OpenBulk(request_id=5, certificate=b"c", cipher="tls13")
+    machine = ServeMachine()
+    assert machine.refuse_bulk(ME, {3: MINE}, request, 0.0) is None
+    assert machine.refuse_bulk(ME, {}, request, 0.0) == Refused(request_id=5, reason=RefusalReason.UNKNOWN)
+    machine.serving = False
+    assert machine.refuse_bulk(ME, {3: MINE}, request, 0.0) == Refused(request_id=5, reason=RefusalReason.NOT_SERVING)
+
+
+def test_only_a_limit_on_bytes_asks_to_be_paced() -> None:
+    assert not ServeMachine().limits_rate
+    assert ServeMachine(ServeLimits(bytes_per_s=1.0)).limits_rate

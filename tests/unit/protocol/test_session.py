@@ -11,8 +11,11 @@ from kvnet.errors import ConfigError, MalformedError, ProtocolViolationError, Un
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.membership import Occasion, Role, make_proof
 from kvnet.protocol.messages import (
+    BulkDialled,
+    BulkOffer,
     Challenge,
     ChunkListReply,
+    DialBulk,
     GetChunkList,
     GetManifest,
     Hello,
@@ -20,6 +23,7 @@ from kvnet.protocol.messages import (
     LookupReply,
     ManifestReply,
     Match,
+    OpenBulk,
     Ping,
     Pong,
     Proof,
@@ -252,11 +256,15 @@ def test_config_that_cannot_be_is_refused_before_a_byte_is_sent(fields: dict[str
 
 # --- requests and replies -------------------------------------------------------------------------------------
 
+BULK_OFFER = BulkOffer(request_id=0, name=b"n" * 16, certificate=b"c", port=1, cipher="tls13")
 REQUESTS: list[tuple[Any, Any]] = [
     (Lookup(request_id=0, slot=0, keys=(H,)), LookupReply(request_id=0, matches=())),
     (GetManifest(request_id=0, slot=0, artifact=H), ManifestReply(request_id=0, envelope=b"e")),
     (GetChunkList(request_id=0, slot=0, artifact=H, page=1), ChunkListReply(request_id=0, page=b"p")),
     (GetManifest(request_id=0, slot=0, artifact=H), Refused(request_id=0, reason="unknown")),
+    (OpenBulk(request_id=0, certificate=b"c", cipher="tls13"), BULK_OFFER),
+    (OpenBulk(request_id=0, certificate=b"c", cipher="tls13"), Refused(request_id=0, reason="busy")),
+    (DialBulk(request_id=0, name=b"n" * 16, port=1), BulkDialled(request_id=0)),
 ]
 
 
@@ -267,7 +275,7 @@ def with_slot(message: Any, slot: int) -> Any:
 @pytest.mark.parametrize(("request_", "reply"), REQUESTS)
 def test_reply_comes_back_with_the_request_it_answers(request_: Any, reply: Any) -> None:
     pair = Pair.of([MINE], [MINE]).opened()
-    asked = with_slot(request_, slot_of(pair))
+    asked = with_slot(request_, slot_of(pair)) if hasattr(request_, "slot") else request_
     assert pair.alice.request(asked, 0.0) == 0
     pair.pump()
     assert pair.bob_saw == [RequestReceived(asked)]
@@ -324,6 +332,7 @@ def test_reply_to_nothing_or_of_another_kind_is_not_sent() -> None:
     [
         ManifestReply(request_id=0, envelope=b"e"),
         Pong(request_id=0),
+        BULK_OFFER,
         LookupReply(request_id=1, matches=()),
         LookupReply(
             request_id=0,

@@ -1,0 +1,394 @@
+"""The data plane in use: agree on a connection over the control session, and fetch and serve chunks over it.
+
+Whoever wants chunks asks for a connection (`OpenBulk`), dials the peer, and when that fails has the peer dial back
+(`DialBulk`). When neither works, chunks come over a stream of the control connection: slower, and always there.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
+from kvnet.exchange.bulk_serving import StoreSource
+from kvnet.exchange.serving import ChunkServer
+from kvnet.exchange.session import PeerSession
+from kvnet.exchange.transport import ChunkChannel, ChunkTransport
+from kvnet.format.hashes import BytesLike
+from kvnet.network.arrivals import ChunkEvent
+from kvnet.network.bulk.certificates import make_certificate
+from kvnet.network.bulk.endpoint import CIPHER_NONE, BulkEndpoint, BulkSession
+from kvnet.network.bulk.link import Link
+from kvnet.network.bulk.receiving import Receiver
+from kvnet.network.bulk.sending import Sender
+from kvnet.network.interface import Network
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import (
+    BulkCipher,
+    BulkDialled,
+    BulkOffer,
+    BulkRequest,
+    Capability,
+    DialBulk,
+    GetChunks,
+    OpenBulk,
+    RefusalReason,
+    Refused,
+    Reply,
+)
+from kvnet.store.interface import Store
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+MAX_THREADS: Final = 64
+"""Bulk connections in all; each has a thread."""
+
+MAX_PER_PEER: Final = 4
+"""Connections that one peer may have for asking us, agreed ones included."""
+
+WARM_S: Final = 60.0
+"""Seconds an unused connection is kept for the next fetch; shorter than the answering side's patience."""
+
+SWEEP_S: Final = 15.0
+"""How often unused connections are looked at."""
+
+DIAL_S: Final = 2.5
+"""Seconds for dialling a peer. Who fetches waits meanwhile."""
+
+DIALLED_S: Final = 5.0
+"""Seconds for the peer to dial back."""
+
+RETRY_S: Final = 300.0
+"""Seconds before a bulk connection is tried again with a peer where it failed."""
+
+FindPeerSession = Callable[[PeerId], PeerSession | None]
+"""The session to ask a peer in."""
+
+RandomBytes = Callable[[int], bytes]
+
+
+@dataclass(slots=True)
+class _Way:
+    """How chunks come from a peer."""
+
+    words: str
+    retry_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class _Warm:
+    receiver: Receiver
+    since_s: float
+
+
+@dataclass(slots=True)
+class _Arrival:
+    arrived: trio.Event = field(default_factory=trio.Event)
+    link: Link | None = None
+    given_up: bool = False
+
+    def take(self, link: Link) -> None:
+        if self.given_up:
+            link.close()
+            return
+        self.link = link
+        self.arrived.set()
+
+
+class BulkTransport:
+    """Chunks over connections of their own, or over streams where that does not work.
+
+    Args:
+        endpoint: not running yet.
+        network: knows the peers' addresses.
+        fallback: used when a bulk connection cannot be had.
+        find_session: the session to ask a peer in.
+        server: decides what peers get.
+        store: where that is read.
+        random: names connections.
+    """
+
+    def __init__(
+        self,
+        endpoint: BulkEndpoint,
+        network: Network,
+        fallback: ChunkTransport,
+        find_session: FindPeerSession,
+        server: ChunkServer,
+        store: Store,
+        *,
+        random: RandomBytes,
+    ) -> None:
+        self._endpoint = endpoint
+        self._network = network
+        self._fallback = fallback
+        self._find_session = find_session
+        self._server = server
+        self._store = store
+        self._random = random
+        self._limiter = trio.CapacityLimiter(MAX_THREADS)
+        self._receivers: set[Receiver] = set()
+        self._senders: dict[Sender, PeerId] = {}
+        self._agreed: dict[bytes, tuple[PeerId, float]] = {}
+        self._warm: dict[PeerId, list[_Warm]] = {}
+        self._ways: dict[PeerId, _Way] = {}
+        self._nursery: trio.Nursery | None = None
+        self._source: StoreSource | None = None
+        server.answer_bulk_with(self.answer)
+
+    # --- life ---
+
+    @property
+    def endpoint(self) -> BulkEndpoint:
+        """Where connections come from."""
+        return self._endpoint
+
+    @property
+    def n_connections(self) -> int:
+        """Bulk connections now, each with its thread."""
+        return len(self._receivers) + len(self._senders)
+
+    def way_of(self, peer: PeerId) -> str:
+        """How chunks come from a peer, in words; "" when none have been fetched from it."""
+        way = self._ways.get(peer)
+        return way.words if way else ""
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled, then end every connection.
+
+        Raises:
+            PortInUseError: a port that was asked for is taken.
+        """
+        self._source = StoreSource(self._server, self._store, trio.lowlevel.current_trio_token())
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._endpoint.run)
+                nursery.start_soon(self._sweep)
+                task_status.started()
+        finally:
+            self._nursery = None
+            ending: list[Receiver | Sender] = [*self._receivers, *self._senders]
+            for each in ending:
+                each.stop()
+            with trio.CancelScope(shield=True):
+                for each in ending:
+                    await each.done.wait()
+
+    async def _sweep(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_S)
+            now_s = trio.current_time()
+            for peer, kept in list(self._warm.items()):
+                old = [each for each in kept if each.since_s + WARM_S <= now_s]
+                for each in old:
+                    kept.remove(each)
+                    each.receiver.stop()
+                if not kept:
+                    del self._warm[peer]
+            self._agreed = {name: (peer, until) for name, (peer, until) in self._agreed.items() if until > now_s}
+
+    # --- asking ---
+
+    async def open(self, peer: PeerId) -> ChunkChannel:
+        """A channel to a connected peer: a warm connection, a new one, or a stream.
+
+        Raises:
+            NetworkError: not even a stream can be opened.
+        """
+        receiver = self._take_warm(peer)
+        if receiver is None:
+            receiver = await self._connect_or_say_why(peer)
+        if receiver is None:
+            return await self._fallback.open(peer)
+        return _BulkChannel(receiver, lambda used: self._put_back(peer, used))
+
+    def _take_warm(self, peer: PeerId) -> Receiver | None:
+        kept = self._warm.get(peer, [])
+        while kept:
+            warm = kept.pop()
+            if warm.receiver.usable:
+                return warm.receiver
+            warm.receiver.stop()
+        return None
+
+    def _put_back(self, peer: PeerId, receiver: Receiver) -> bool:
+        """Keep a connection for the next fetch; False when it is of no more use."""
+        if not receiver.usable or self._nursery is None:
+            return False
+        self._warm.setdefault(peer, []).append(_Warm(receiver, trio.current_time()))
+        return True
+
+    async def _connect_or_say_why(self, peer: PeerId) -> Receiver | None:
+        session = self._find_session(peer)
+        if session is None or self._nursery is None:
+            return None
+        way = self._ways.get(peer)
+        if Capability.BULK not in session.opened.capabilities:
+            self._ways[peer] = _Way("stream: the peer has no bulk connections")
+            return None
+        if way is not None and way.retry_s > trio.current_time():
+            return None
+        if not self._limiter.available_tokens:
+            self._ways[peer] = _Way(f"stream: all {MAX_THREADS} bulk connections are in use")
+            return None
+        try:
+            link, cipher = await self._connect(session)
+        except KvnetError as error:
+            why = f"stream: {error}" + (f" ({error.hint})" if error.hint else "")
+            self._ways[peer] = _Way(why, trio.current_time() + RETRY_S)
+            return None
+        plain = " without encryption" if cipher == CIPHER_NONE else ""
+        self._ways[peer] = _Way(f"bulk{plain}")
+        return self._start_receiver(link)
+
+    async def _connect(self, session: PeerSession) -> tuple[Link, str]:
+        own = make_certificate()
+        offer = await session.ask(OpenBulk(request_id=0, certificate=own.der, cipher=self._endpoint.cipher))
+        assert isinstance(offer, BulkOffer)  # noqa: S101 - the session machine lets no other reply through
+        if offer.cipher not in {BulkCipher.TLS13, self._endpoint.cipher}:
+            raise ProtocolViolationError("expected a cipher that this node allows, found another one")
+        agreed = BulkSession(offer.name, session.peer, own, offer.certificate, offer.cipher)
+        try:
+            link = await self._endpoint.dial(agreed, self._hosts_of(session.peer), offer.port, timeout_s=DIAL_S)
+        except NetworkError as error:
+            if not self._endpoint.port:
+                raise
+            link = await self._have_it_dialled(session, agreed, error)
+        return link, offer.cipher
+
+    async def _have_it_dialled(self, session: PeerSession, agreed: BulkSession, first: NetworkError) -> Link:
+        """The peer cannot be reached: let it reach us.
+
+        Raises:
+            NetworkError: that does not work either; why dialling failed is what it says.
+        """
+        arrival = _Arrival()
+        self._endpoint.expect(agreed, arrival.take)
+        try:
+            with trio.move_on_after(DIALLED_S):
+                await session.ask(DialBulk(request_id=0, name=agreed.name, port=self._endpoint.port))
+                await arrival.arrived.wait()
+        except NetworkError as error:
+            raise first from error
+        except BaseException:
+            if arrival.link is not None:
+                arrival.link.close()
+            raise
+        finally:
+            arrival.given_up = arrival.link is None
+            self._endpoint.forget(agreed.name)
+        if arrival.link is None:
+            raise first
+        return arrival.link
+
+    def _start_receiver(self, link: Link) -> Receiver | None:
+        receiver = Receiver(link, trio.lowlevel.current_trio_token())
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(receiver)
+        except trio.WouldBlock:
+            link.close()
+            return None
+
+        def ended() -> None:
+            self._receivers.discard(receiver)
+            self._limiter.release_on_behalf_of(receiver)
+
+        self._receivers.add(receiver)
+        receiver.start(ended)
+        return receiver
+
+    def _hosts_of(self, peer: PeerId) -> list[str]:
+        return hosts_of([each for info in self._network.connected() if info.peer == peer for each in info.addresses])
+
+    # --- answering ---
+
+    def answer(self, session: PeerSession, request: BulkRequest) -> Reply:
+        """The reply to a peer that may have a bulk connection."""
+        if isinstance(request, DialBulk):
+            return self._answer_dial(session, request)
+        busy = Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+        now_s = trio.current_time()
+        waiting = sum(1 for peer, until_s in self._agreed.values() if peer == session.peer and until_s > now_s)
+        in_use = Counter(self._senders.values())[session.peer]
+        if self._nursery is None or waiting + in_use >= MAX_PER_PEER or not self._limiter.available_tokens:
+            return busy
+        own = make_certificate()
+        wanted = (request.cipher, self._endpoint.cipher)
+        cipher = BulkCipher.NONE if wanted == (CIPHER_NONE, CIPHER_NONE) else BulkCipher.TLS13
+        agreed = BulkSession(self._random(16), session.peer, own, request.certificate, cipher)
+        try:
+            self._endpoint.expect(agreed, lambda link: self._start_sender(link, agreed))
+        except NetworkError:
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        self._agreed[agreed.name] = (session.peer, now_s + DIALLED_S + DIAL_S)
+        return BulkOffer(
+            request_id=request.request_id,
+            name=agreed.name,
+            certificate=own.der,
+            port=self._endpoint.port,
+            cipher=cipher,
+        )
+
+    def _answer_dial(self, session: PeerSession, request: DialBulk) -> Reply:
+        agreed = self._endpoint.forget(request.name)
+        if agreed is None or agreed.peer != session.peer or self._nursery is None:
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        self._nursery.start_soon(self._dial_back, agreed, request.port)
+        return BulkDialled(request_id=request.request_id)
+
+    async def _dial_back(self, agreed: BulkSession, port: int) -> None:
+        with suppress(NetworkError):
+            link = await self._endpoint.dial(agreed, self._hosts_of(agreed.peer), port, timeout_s=DIAL_S)
+            self._start_sender(link, agreed)
+
+    def _start_sender(self, link: Link, agreed: BulkSession) -> None:
+        self._agreed.pop(agreed.name, None)
+        if self._source is None or self._nursery is None:
+            link.close()
+            return
+        sender = Sender(link, agreed.peer, self._source)
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(sender)
+        except trio.WouldBlock:
+            link.close()
+            return
+
+        def ended() -> None:
+            del self._senders[sender]
+            self._limiter.release_on_behalf_of(sender)
+
+        self._senders[sender] = agreed.peer
+        sender.start(trio.lowlevel.current_trio_token(), ended)
+
+
+class _BulkChannel:
+    def __init__(self, receiver: Receiver, put_back: Callable[[Receiver], bool]) -> None:
+        self._receiver = receiver
+        self._put_back = put_back
+
+    async def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:
+        self._receiver.request(request, lengths)
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def next_event(self) -> ChunkEvent:
+        return await self._receiver.next_event()
+
+    def finished(self, data: BytesLike) -> None:
+        self._receiver.finished(data)
+
+    async def aclose(self) -> None:
+        if not self._put_back(self._receiver):
+            self._receiver.stop()
+            with trio.CancelScope(shield=True):
+                await self._receiver.done.wait()
+
+
+def hosts_of(addresses: Sequence[str]) -> list[str]:
+    """The IP addresses in multiaddrs, each once, in their order."""
+    parts = [address.split("/") for address in addresses]
+    return list(dict.fromkeys(part[2] for part in parts if len(part) > 2 and part[1] in {"ip4", "ip6"}))
