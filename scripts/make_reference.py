@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvnet import errors
 from kvnet_node.config import SETTINGS
+from kvnet_node.prompts.killers import KILLERS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -89,6 +90,28 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def killers_page() -> str:
+    """Return the page of what keeps prompts from sharing their beginning."""
+    lines = [
+        "# Prefix killers\n",
+        NOTE.rstrip("\n") + "\n",
+        "What keeps two prompts from sharing their beginning, as `kvnet prompt check` and `kvnet explain` name it.",
+        "How it is found: *alone* in a single request, by what probably varies; *between* two requests, by what did;",
+        "*rendered*, by what the chat template made of them.\n",
+        "| id | what | why it kills | what to do | found |",
+        "|---|---|---|---|---|",
+    ]
+    for each in KILLERS:
+        ways = {
+            "alone": each.span or each.id == "billing-line",
+            "between": each.between,
+            "rendered": each.in_prompt or each.between_prompts,
+        }
+        found = ", ".join(way for way, there in ways.items() if there)
+        lines.append(f"| `{each.id}` | {each.title} | {each.why} | {each.remedy} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
 def decisions_page() -> str:
     """Return the list of decisions, by number."""
     lines = ["# Decisions\n", NOTE.rstrip("\n") + "\n", "One page per decision that a reader could wonder about.\n"]
@@ -104,6 +127,7 @@ def main(arguments: list[str]) -> int:
         "reference/errors.md": errors_page(),
         "reference/commands.md": commands_page(),
         "reference/settings.md": settings_page(),
+        "reference/prefix-killers.md": killers_page(),
         "decisions/README.md": decisions_page(),
     }
     stale = 0
