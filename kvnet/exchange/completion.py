@@ -272,7 +272,7 @@ class Completer:
         """One attempt. What is told and kept of it happens before its last event, which nobody may wait for."""
         engine_began_s = trio.current_time()
         started: Started | None = None
-        async with aclosing(request.engine.complete(request.for_engine())) as events:
+        async with aclosing(request.engine.complete(self._for_engine(request))) as events:
             async for event in events:
                 if isinstance(event, CompletionStarted):
                     started = Started(event.status, event.content_type, self._describe(request, event))
@@ -285,6 +285,20 @@ class Completer:
                     if started.status < BAD_REQUEST:
                         self._after(request, finished)
                     yield finished
+
+    def _for_engine(self, request: "_Request") -> CompletionRequest:
+        asked, prefix = request.asked, request.prefix
+        live_tokens = request.prepared.live_tokens if asked.reuse else 0
+        expected = max(live_tokens, prefix.plan.n_tokens if prefix.plan is not None else 0)
+        return CompletionRequest(
+            kind=asked.kind,
+            body=asked.body,
+            prompt=request.prepared,
+            restore=prefix.plan,
+            use_live=asked.reuse,
+            keep_live=not asked.private,
+            created_tokens=self._created_tokens(request, expected),
+        )
 
     def _after(self, request: "_Request", finished: Finished) -> None:
         """What an answer leaves behind: a measured speed, something to keep, a line in the ledger."""
@@ -358,16 +372,6 @@ class _Request:
     prepared: PreparedPrompt
     prefix: Prefix
     began_s: float
-
-    def for_engine(self) -> CompletionRequest:
-        return CompletionRequest(
-            kind=self.asked.kind,
-            body=self.asked.body,
-            prompt=self.prepared,
-            restore=self.prefix.plan,
-            use_live=self.asked.reuse,
-            keep_live=not self.asked.private,
-        )
 
     def signals(self, held_tokens: int) -> Signals:
         return Signals(

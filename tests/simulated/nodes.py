@@ -1,19 +1,22 @@
 """Whole nodes for simulated tests: toy engine, real store, simulated network, one clock."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 from blake3 import blake3
 
-from kvnet.engine.interface import Engine
-from kvnet.engine.toy import open_toy_engine
+from kvnet.engine.interface import Engine, PromptKind
+from kvnet.engine.toy import ToyCosts
+from kvnet.exchange.completion import Asked, Body, Completer, Finished, Reuse, Started, ask_peers
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.identity import FixedIdentity
+from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
@@ -28,6 +31,7 @@ from kvnet.store.osfile import OsFiles
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
+from tests.simulated.talking import ANSWER_TOKENS, TalkingEngine, body
 from tests.unit.store.samples import publish, sample
 
 if TYPE_CHECKING:
@@ -49,6 +53,33 @@ def identity(name: str, *, trusts: Sequence[str] = (), namespaces: tuple[Namespa
     return FixedIdentity(key, TrustPolicy("trusted", own=frozenset({key.public}), trusted=trusted), namespaces)
 
 
+class FixedSpeeds:
+    """Prefill speeds that a test sets; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.tokens_s = 0.0
+        self.noted: list[tuple[int, float]] = []
+
+    def prefill_tokens_s(self, model: Path) -> float:
+        """The speed that was set, whatever the model."""
+        del model
+        return self.tokens_s
+
+    def note(self, model: Path, n_tokens: int, seconds: float) -> None:
+        """Remember."""
+        del model
+        self.noted.append((n_tokens, seconds))
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer, and what was reused for it."""
+
+    text: str
+    reuse: Reuse
+    finished: Finished
+
+
 @dataclass
 class Node:
     """One node and everything in it."""
@@ -59,7 +90,11 @@ class Node:
     lane: InlineLane
     identity: FixedIdentity
     exchange: ExchangeNode
-    engine: Engine
+    engine: TalkingEngine
+    keeper: Keeper
+    speeds: FixedSpeeds
+    completer: Completer
+    used: list[Finished]
 
     async def add(self, tokens: Sequence[int], *, context: bytes = b"") -> Added:
         """Add a token prefix and offer it."""
@@ -96,6 +131,29 @@ class Node:
                 answer = event
         assert answer is not None
         return answer
+
+    async def ask(self, *messages: tuple[str, str], **options: Any) -> "Told":
+        """Answer one chat request, and wait until what is worth it has been kept."""
+        told = await self.ask_now(*messages, **options)
+        await self.keeper.wait_idle()
+        return told
+
+    async def ask_now(self, *messages: tuple[str, str], **options: Any) -> "Told":
+        """Answer one chat request."""
+        asked = Asked(PromptKind.CHAT, body(*messages), {}, ANSWER_TOKENS, **options)
+        text, started, finished = b"", None, None
+        async with aclosing(self.completer.complete(self.engine, asked)) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        started = event
+                    case Body(data):
+                        text += data
+                    case Finished():
+                        finished = event
+        assert started is not None
+        assert finished is not None
+        return Told(text.decode(), started.reuse, finished)
 
     def forge_keys(self, tokens: Sequence[int], *, keys_of: Sequence[int]) -> ArtifactHash:
         """Hold and offer an artifact of ``tokens`` under the prefix keys of other tokens, signed by this node."""
@@ -151,6 +209,8 @@ async def start_node(
     bootstrap: tuple[str, ...] = (),
     rebootstrap_interval_s: float = 30.0,
     files: OsFiles | None = None,
+    costs: ToyCosts | None = None,
+    alone: bool = False,
 ) -> Node:
     """A running node; it ends with the nursery."""
     network = world.network(name, bootstrap=bootstrap, rebootstrap_interval_s=rebootstrap_interval_s)
@@ -165,16 +225,27 @@ async def start_node(
 
     lane = InlineLane()
     exchange = ExchangeNode(network, offered, lane, who, random=random, options=replace(options))
-    engine = await nursery.start(_hold_engine, directory)
+    engine = await nursery.start(_hold_engine, directory, costs)
     await nursery.start(exchange.run)
-    return Node(name, network, store, lane, who, exchange, engine)
+    hooks = KeeperHooks(published=exchange.published, removed=exchange.removed)
+    keeper = Keeper(store, lane, who, Publisher(store, lane, who), hooks=hooks, now=lambda: 1_800_000_000)
+    await nursery.start(keeper.run)
+    speeds, used = FixedSpeeds(), list[Finished]()
+    fetch_prefix = None if alone else ask_peers(exchange.finder, speeds)
+    completer = Completer(store, lane, who, fetch_prefix, speeds=speeds, keeper=keeper, used=used.append)
+    return Node(name, network, store, lane, who, exchange, engine, keeper, speeds, completer, used)
 
 
 async def _hold_engine(
     directory: Path,
+    costs: ToyCosts | None,
     *,
-    task_status: "TaskStatus[Engine]" = trio.TASK_STATUS_IGNORED,
+    task_status: "TaskStatus[TalkingEngine]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    async with open_toy_engine(directory / "toy-model") as engine:
-        task_status.started(engine)
+    engine = TalkingEngine(directory / "toy-model", costs)
+    task_status.started(engine)
+    try:
         await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await engine.aclose()
