@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreError
+from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
     ChunkHash,
@@ -47,6 +48,7 @@ from kvnet.store.reading import (
 )
 from kvnet.store.records import RecordCache
 from kvnet.store.recovery import reconcile, remove_temporary_files
+from kvnet.store.resuming import ResumablePackWriter
 from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Space
 from kvnet.store.writer import DiskPackWriter, PackDraft
 
@@ -74,6 +76,7 @@ class DiskStore(Store):
         self._now = now
         self._lock = threading.RLock()
         self._records = RecordCache()
+        self._resuming: set[Path] = set()
         self._closed = False
         self.problems: tuple[Problem, ...] = ()
         """What opening or rebuilding did not take in, and why."""
@@ -124,6 +127,7 @@ class DiskStore(Store):
     def _settle(self, keys_of: KeysOf | None) -> None:
         """After the index agrees with the files: what was removed goes, what is missing is computed, quota is kept."""
         self._space.collect(compact=False)
+        self._space.expire_partial(self._now())
         for marker in self._paths.removed.iterdir():
             # Nothing is left that could bring it back.
             if not any(artifact_text(pack.artifact) == marker.name for pack in self._index.packs()):
@@ -280,6 +284,45 @@ class DiskStore(Store):
             self._space.leases[writer] = set()
             return writer
 
+    def has_partial(self, artifact: ArtifactHash) -> bool:
+        """See the interface."""
+        with self._lock:
+            return self._paths.partial_pack(artifact) in self._space.partial
+
+    def resume_pack(
+        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+    ) -> DiskPackWriter:
+        """See the interface. Reading what is there goes on outside the lock: it may be much."""
+        path = self._paths.partial_pack(artifact)
+        with self._lock:
+            self._require_open()
+            if path in self._resuming:
+                return self.begin_pack(len(entries), expected_bytes=expected_bytes)
+            self._resuming.add(path)
+            self._space.partial.pop(path, None)
+        try:
+            writer = ResumablePackWriter(self, self._files, path, artifact, entries)
+        except BaseException:
+            with self._lock:
+                self._resuming.discard(path)
+                self.suspended(path)
+            raise
+        with self._lock:
+            self._space.leases[writer] = set()
+            try:
+                self._require_open()
+                self._space.make_room(expected_bytes)
+                writer.reserve(expected_bytes)
+            except BaseException:
+                writer.abort()
+                raise
+            return writer
+
+    def suspended(self, path: Path) -> None:
+        """A partial pack stays where it is, to be gone on with."""
+        with self._lock:
+            self._space.count_partial(path)
+
     def lease(self, writer: DiskPackWriter, chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
@@ -292,6 +335,7 @@ class DiskStore(Store):
         """The writer has ended: end its leases."""
         with self._lock:
             self._space.leases.pop(writer, None)
+            self._resuming.discard(writer.path)
 
     def make_room(self, need_bytes: int) -> None:
         """Evict until so many more bytes fit.
@@ -447,6 +491,7 @@ class DiskStore(Store):
                     removed.append(artifact)
             self._space.collect(compact=True)
             self._space.empty_quarantine()
+            self._space.expire_partial(float("inf") if everything else self._now())
             removed += self._space.make_room(0)
             return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
 

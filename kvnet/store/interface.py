@@ -172,6 +172,11 @@ class PackWriter(Protocol):
     """A pack being filled. It is visible to nobody until :meth:`publish` returns."""
 
     @property
+    def held(self) -> frozenset[int]:
+        """Indices of the chunks that were in it when it was gone on with; each was read and hashed."""
+        ...
+
+    @property
     def path(self) -> Path:
         """The file, in which another process may write from :attr:`next_offset` on before :meth:`adopt`."""
         ...
@@ -237,7 +242,10 @@ class PackWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Leave nothing behind; also after a failed :meth:`publish`, and after a successful one it does nothing."""
+        """Leave nothing behind; also after a failed :meth:`publish`, and after a successful one it does nothing.
+
+        What :meth:`Store.resume_pack` gave stays, to be gone on with.
+        """
         ...
 
 
@@ -307,6 +315,29 @@ class Store(Protocol):
 
         Raises:
             StoreFullError: there is no room.
+            StoreError: the disk failed.
+        """
+        ...
+
+    def has_partial(self, artifact: ArtifactHash) -> bool:
+        """Whether a fetch of an artifact was interrupted and can be gone on with."""
+        ...
+
+    def resume_pack(
+        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+    ) -> PackWriter:
+        """Go on filling the pack of an artifact, or start it; it outlives this process.
+
+        What was written before is read and hashed; what matches is in the writer's ``held``. When a pack of the same
+        artifact is being filled already, this one is an ordinary one.
+
+        Args:
+            artifact: its hash.
+            entries: its whole chunk list, verified.
+            expected_bytes: room to make and reserve for the chunks that are not held.
+
+        Raises:
+            StoreFullError: there is no room; what was written before stays.
             StoreError: the disk failed.
         """
         ...

@@ -84,6 +84,7 @@ class MemoryStore(Store):
         self._artifacts: dict[ArtifactHash, _Held] = {}
         self._writers: dict[MemoryPackWriter, set[ChunkHash]] = {}
         self._evicted: list[ArtifactHash] = []
+        self._partials: dict[ArtifactHash, dict[ChunkHash, bytes]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
@@ -249,6 +250,35 @@ class MemoryStore(Store):
             self._writers[writer] = set()
             return writer
 
+    def has_partial(self, artifact: ArtifactHash) -> bool:
+        """See the interface."""
+        with self._lock:
+            return artifact in self._partials
+
+    def resume_pack(
+        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+    ) -> PackWriter:
+        """See the interface."""
+        with self._lock:
+            if any(writer.artifact == artifact for writer in self._writers):
+                return self.begin_pack(len(entries), expected_bytes=expected_bytes)
+            if self._closed:
+                raise StoreError("expected an open store, found one that was closed")
+            writer = MemoryPackWriter(self, len(entries))
+            writer.go_on(artifact, entries, self._partials.pop(artifact, {}))
+            self._writers[writer] = set()
+            try:
+                self.make_room(expected_bytes)
+            except StoreFullError:
+                writer.abort()
+                raise
+            return writer
+
+    def suspend(self, artifact: ArtifactHash, chunks: dict[ChunkHash, bytes]) -> None:
+        """Keep what an interrupted fetch of an artifact brought."""
+        with self._lock:
+            self._partials[artifact] = chunks
+
     def lease(self, writer: "MemoryPackWriter", chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
@@ -313,35 +343,46 @@ class MemoryStore(Store):
         """
         with self._lock:
             lack = self._held_bytes() + need_bytes - self._quota_bytes
+            # What interrupted fetches left goes before anything that is of use, and for nothing that cannot fit.
             if lack <= 0:
                 return []
-            numbers = {chunk: number for number, chunk in enumerate(self._chunks)}
-            leased = {chunk for chunks in self._writers.values() for chunk in chunks}
-            users: dict[int, set[ArtifactHash]] = {n: set() for c, n in numbers.items() if c not in leased}
-            for artifact, held in self._artifacts.items():
-                for chunk in held.chunks & numbers.keys() - leased:
-                    users[numbers[chunk]].add(artifact)
-            victims = choose_victims(
-                [Candidate(a, held.last_used_s) for a, held in self._artifacts.items() if not held.pinned],
-                {number: frozenset(artifacts) for number, artifacts in users.items()},
-                {number: len(self._chunks[chunk]) for chunk, number in numbers.items()},
-                lack,
-            )
+            partial_bytes = self._partial_bytes()
+            victims = self._choose(lack - partial_bytes) if lack > partial_bytes else []
             if victims is None:
                 raise StoreFullError(
                     f"expected room for {need_bytes:,} more bytes; the store holds {self._held_bytes():,} of its "
                     f"quota of {self._quota_bytes:,} bytes",
                     hint="Remove or unpin something.",
                 )
+            while lack > 0 and self._partials:
+                lack -= sum(map(len, self._partials.pop(next(iter(self._partials))).values()))
             for artifact in victims:
                 del self._artifacts[artifact]
             self._evicted += victims
             self._sweep()
             return victims
 
+    def _choose(self, lack_bytes: int) -> list[ArtifactHash] | None:
+        """Artifacts to evict; none when nothing lacks, ``None`` when all together are too few."""
+        numbers = {chunk: number for number, chunk in enumerate(self._chunks)}
+        leased = {chunk for chunks in self._writers.values() for chunk in chunks}
+        users: dict[int, set[ArtifactHash]] = {n: set() for c, n in numbers.items() if c not in leased}
+        for artifact, held in self._artifacts.items():
+            for chunk in held.chunks & numbers.keys() - leased:
+                users[numbers[chunk]].add(artifact)
+        return choose_victims(
+            [Candidate(a, held.last_used_s) for a, held in self._artifacts.items() if not held.pinned],
+            {number: frozenset(artifacts) for number, artifacts in users.items()},
+            {number: len(self._chunks[chunk]) for chunk, number in numbers.items()},
+            lack_bytes,
+        )
+
+    def _partial_bytes(self) -> int:
+        return sum(len(data) for chunks in self._partials.values() for data in chunks.values())
+
     def _held_bytes(self) -> int:
         open_bytes = sum(writer.size_bytes for writer in self._writers)
-        return open_bytes + sum(map(len, self._chunks.values()))
+        return open_bytes + self._partial_bytes() + sum(map(len, self._chunks.values()))
 
     def _sweep(self) -> int:
         """Drop chunks that nobody uses."""
@@ -389,6 +430,8 @@ class MemoryStore(Store):
             for artifact in removed:
                 del self._artifacts[artifact]
             self._evicted += removed
+            if everything:
+                self._partials.clear()
             self._sweep()
             removed += self.make_room(0)
             return Collected(tuple(removed), before - self._held_bytes())
@@ -442,6 +485,22 @@ class MemoryPackWriter(PackWriter):
         self._next_offset = self._layout.data_offset
         self._path: Path | None = None
         self._ended = False
+        self.artifact: ArtifactHash | None = None
+        self._held: frozenset[int] = frozenset()
+
+    def go_on(self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], chunks: dict[ChunkHash, bytes]) -> None:
+        """Outlive an abort; begin with what an earlier fetch of the artifact brought."""
+        self.artifact = artifact
+        known = {index: entry for index, entry in enumerate(entries) if entry.hash in chunks}
+        self._entries |= known
+        self._chunks = chunks
+        self._next_offset += self.size_bytes
+        self._held = frozenset(known)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """See the interface."""
+        return self._held
 
     @property
     def path(self) -> Path:
@@ -518,14 +577,28 @@ class MemoryPackWriter(PackWriter):
             listed = checked_list(signed, self._layout.n_chunks, self._entries, entries)
             good_keys = checked_keys(signed.manifest, keys)
             chunks, self._chunks = self._chunks, {}
-            return self._store.take(signed, listed, chunks, good_keys, pinned=pinned, allow_partial=allow_partial)
+            try:
+                record = self._store.take(signed, listed, chunks, good_keys, pinned=pinned, allow_partial=allow_partial)
+            except StoreError:
+                self._chunks = chunks
+                raise
+            self.artifact = None
+            return record
+        except StoreError:
+            raise
+        except KvnetError:
+            # No such manifest describes what is here.
+            self.artifact = None
+            raise
         finally:
             self.abort()
 
     def abort(self) -> None:
         """See the interface."""
         self._ended = True
-        self._chunks = {}
+        if self.artifact is not None and self._chunks:
+            self._store.suspend(self.artifact, self._chunks)
+        self._chunks, self.artifact = {}, None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         self._store.forget(self)

@@ -61,6 +61,18 @@ class OsFiles:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return handle
 
+    def open_for_writing(self, path: Path) -> int:
+        """Open a regular file that exists, for reading and writing; a symbolic link is never followed.
+
+        Raises:
+            OSError: also when it is something else than a regular file (``EINVAL``).
+        """
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return handle
+
     def close(self, handle: int) -> None:
         """Close a file."""
         os.close(handle)

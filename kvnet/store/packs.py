@@ -27,6 +27,7 @@ from kvnet.store.osfile import OsFiles
 from kvnet.trust.envelope import SignedManifest, open_manifest
 
 PACK_SUFFIX: Final = ".kva"
+PARTIAL_SUFFIX: Final = ".part"
 _PACK_NAME: Final = re.compile(rf"({ARTIFACT_PREFIX}[a-z2-7]{{52}})(?:\.[1-9][0-9]{{0,8}})?\.kva")
 _SHARD_NAME: Final = re.compile(r"[a-z2-7]{2}")
 
@@ -52,6 +53,11 @@ class StorePaths:
         return self.root / "tmp"
 
     @property
+    def partial(self) -> Path:
+        """Packs of fetches that were interrupted, each with its journal."""
+        return self.root / "partial"
+
+    @property
     def pins(self) -> Path:
         """An empty file per pinned artifact."""
         return self.root / "pins"
@@ -73,7 +79,11 @@ class StorePaths:
 
     def folders(self) -> tuple[Path, ...]:
         """Every folder."""
-        return (self.root, self.packs, self.temporary, self.pins, self.removed, self.quarantine)
+        return (self.root, self.packs, self.temporary, self.partial, self.pins, self.removed, self.quarantine)
+
+    def partial_pack(self, artifact: ArtifactHash) -> Path:
+        """The path of an artifact's partial pack."""
+        return self.partial / f"{artifact_text(artifact)}{PARTIAL_SUFFIX}"
 
     def pack(self, name: str) -> Path:
         """The path of a pack by its name in the index."""

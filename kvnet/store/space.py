@@ -18,7 +18,8 @@ from kvnet.store.eviction import Candidate, choose_victims
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, Index, PackRow, PlacedChunk
 from kvnet.store.osfile import OsFiles
-from kvnet.store.packs import PackContents, StorePaths, pack_name, read_pack
+from kvnet.store.packs import PARTIAL_SUFFIX, PackContents, StorePaths, pack_name, read_pack
+from kvnet.store.resuming import PARTIAL_KEPT_S, journal_of
 from kvnet.store.writer import DiskPackWriter
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,10 @@ class Space:
         self._numbers = itertools.count(1)
         self._run = secrets.token_hex(8)
         self._other_bytes = 0
+        self.partial: dict[Path, int] = {}
         self.count_others()
+        for path in sorted(paths.partial.glob(f"*{PARTIAL_SUFFIX}")):
+            self.count_partial(path)
 
     # --- what is held -------------------------------------------------------------------------------------------------
 
@@ -72,7 +76,38 @@ class Space:
         """Bytes of everything in the store's directory."""
         index_bytes = sum(path.stat().st_size for path in self._index.files() if path.exists())
         open_bytes = sum(writer.size_bytes for writer in self.leases)
-        return self._index.pack_bytes() + open_bytes + index_bytes + self._other_bytes
+        partial_bytes = sum(self.partial.values())
+        return self._index.pack_bytes() + open_bytes + partial_bytes + index_bytes + self._other_bytes
+
+    def count_partial(self, path: Path) -> None:
+        """A partial pack that nobody fills counts with its journal; one that has gone does not."""
+        try:
+            found = path.lstat()
+            self.partial[path] = found.st_size + journal_of(path).lstat().st_size
+        except FileNotFoundError:
+            self.partial.pop(path, None)
+
+    def expire_partial(self, now_s: float) -> None:
+        """Remove partial packs that nobody went on with for `PARTIAL_KEPT_S`, and journals that have none."""
+        for path in list(self.partial):
+            with storage_errors("looking at a partial pack"):
+                written_s = path.lstat().st_mtime if path.exists() else 0.0
+            if now_s - written_s > PARTIAL_KEPT_S:
+                self.remove_partial(path)
+
+    def _remove_partials(self, n_bytes: int) -> None:
+        """Give up interrupted fetches until so many bytes are free, those of longest ago first."""
+        for path in sorted(self.partial, key=lambda path: path.lstat().st_mtime if path.exists() else 0.0):
+            if n_bytes > 0:
+                n_bytes -= self.partial[path]
+                self.remove_partial(path)
+
+    def remove_partial(self, path: Path) -> None:
+        """Give up an interrupted fetch."""
+        with storage_errors("removing a partial pack"):
+            self._files.unlink(path)
+            self._files.unlink(journal_of(path))
+        self.partial.pop(path, None)
 
     def free_bytes(self) -> int:
         """Bytes free on the disk."""
@@ -98,9 +133,12 @@ class Space:
         lack = self._lack(need_bytes)
         if lack <= 0:
             return []
-        victims = self._choose(lack)
+        # What interrupted fetches left goes before anything that is of use.
+        partial_bytes = sum(self.partial.values())
+        victims = self._choose(lack - partial_bytes) if lack > partial_bytes else []
         if victims is None:
             raise self._full(need_bytes)
+        self._remove_partials(lack)
         for artifact in victims:
             row = self._index.artifact(artifact)
             if row is not None:
@@ -108,7 +146,8 @@ class Space:
                 self.evicted.append(artifact)
         self.collect(compact=False)
         self._index.checkpoint()
-        _log.info("store: %d artifacts evicted to make room", len(victims))
+        if victims:
+            _log.info("store: %d artifacts evicted to make room", len(victims))
         if self._lack(need_bytes) > 0:
             raise self._full(need_bytes)
         return victims

@@ -80,6 +80,10 @@ class PackHost(Protocol):
         """The writer has ended: end its leases."""
         ...
 
+    def suspended(self, path: Path) -> None:
+        """A partial pack stays where it is, to be gone on with."""
+        ...
+
 
 class DiskPackWriter:
     """See :class:`kvnet.store.interface.PackWriter`. For one user at a time.
@@ -90,9 +94,21 @@ class DiskPackWriter:
         path: the file to create, in the store's temporary folder.
         n_chunks: chunks of the artifact.
         expected_bytes: bytes to reserve for chunks.
+        handle: the file, when it is open already.
     """
 
-    def __init__(self, host: PackHost, files: OsFiles, path: Path, n_chunks: int, expected_bytes: int) -> None:
+    held: frozenset[int] = frozenset()
+
+    def __init__(
+        self,
+        host: PackHost,
+        files: OsFiles,
+        path: Path,
+        n_chunks: int,
+        expected_bytes: int,
+        *,
+        handle: int | None = None,
+    ) -> None:
         self._host = host
         self._files = files
         self._path = path
@@ -103,7 +119,7 @@ class DiskPackWriter:
         self._next_offset = self._layout.data_offset
         self._room_until = self._next_offset + max(expected_bytes, ROOM_STEP_BYTES)
         with storage_errors("starting a pack"):
-            self._handle: int | None = files.create(path)
+            self._handle: int | None = files.create(path) if handle is None else handle
         try:
             with storage_errors("reserving a pack"):
                 files.preallocate(self._handle, self._next_offset + expected_bytes)
@@ -195,12 +211,19 @@ class DiskPackWriter:
             )
             with storage_errors("finishing a pack"):
                 self._finish_file(draft)
-            return self._host.place(self, draft)
-        finally:
-            self.abort()
+            record = self._host.place(self, draft)
+        except BaseException as error:
+            self._end(published=None, failure=error)
+            raise
+        self._end(published=record, failure=None)
+        return record
 
     def abort(self) -> None:
         """See the interface."""
+        self._end(published=None, failure=None)
+
+    def _end(self, *, published: ArtifactRecord | None, failure: BaseException | None) -> None:  # noqa: ARG002
+        """Close the file, and remove it unless it has its place by now."""
         handle, self._handle = self._handle, None
         # Before the file is closed: the store asks its writers for their size, under the lock that this takes.
         self._host.forget(self)

@@ -26,6 +26,15 @@ class FaultyFiles(OsFiles):
         self.seen: dict[str, int] = {}
         self.free: int | None = None
 
+    def fail_from_now_on(self, operation: str, code: int) -> None:
+        """Every later operation of a kind fails."""
+        self._operation, self._number, self._code, self._forever = (
+            operation,
+            self.seen.get(operation, 0) + 1,
+            code,
+            True,
+        )
+
     def _count(self, operation: str) -> None:
         self.seen[operation] = self.seen.get(operation, 0) + 1
         if operation == self._operation:
