@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,8 +136,9 @@ class TalkingEngine(ToyEngine):
 
     async def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
         if request.prefill:
-            async for event in super().export(request):
-                yield event
+            async with aclosing(super().export(request)) as events:
+                async for event in events:
+                    yield event
             return
         self.exports += 1
         await trio.lowlevel.checkpoint()
