@@ -178,17 +178,20 @@ class ChunkFetch:
     ) -> None:
         """Talk to one peer until it is dropped; whatever breaks is told to the machine and nobody else."""
         channel: ChunkChannel | None = None
-        with active.scope:
-            try:
-                channel = await self._transport.open(provider.peer)
-                async with trio.open_nursery() as pair:
-                    pair.start_soon(self._send_requests, channel, provider, wanted)
-                    await self._read_answers(channel, provider.peer, nursery)
-            except* KvnetError:
-                await self._apply(self._machine.peer_failed(provider.peer, trio.current_time()), nursery)
-        if channel is not None:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 2.0):
-                await channel.aclose()
+        try:
+            with active.scope:
+                try:
+                    channel = await self._transport.open(provider.peer)
+                    async with trio.open_nursery() as pair:
+                        pair.start_soon(self._send_requests, channel, provider, wanted)
+                        await self._read_answers(channel, provider.peer, nursery)
+                except* KvnetError:
+                    await self._apply(self._machine.peer_failed(provider.peer, trio.current_time()), nursery)
+        finally:
+            # Also when the whole fetch is over or cancelled.
+            if channel is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 2.0):
+                    await channel.aclose()
 
     async def _send_requests(
         self, channel: ChunkChannel, provider: Provider, wanted: trio.MemoryReceiveChannel[tuple[int, ...]]
