@@ -22,6 +22,9 @@ SCRIPTS = (
     (ASKED, THINK, REASONING, THOUGHT, "One", " moment", CALL, CALL_TEXT, CALLED, EOS),
     (TOLD, "It", " rains", " in Ulm", EOS),
 )
+BLANKS = ("\u0109", "\u010a", "\u010d", "\u0120")
+"""Tab, line ends and space as the vocabulary writes them. A grammar of JSON allows any number of them, so that a model
+to which all is equal must not prefer them."""
 TEMPLATE = (
     "{{ '<s>' }}{% if tools %}{{ '<|start|>tools\n' }}{% for t in tools %}{{ t.function | tojson + '\n' }}{% endfor %}"
     "{% endif %}{% for m in messages %}{{ '<|start|>' + m.role + '\n' }}"
@@ -72,13 +75,19 @@ def _weights(vocabulary: dict[str, int]) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     embeddings = generator.standard_normal((size, hidden)).astype(np.float32)
     pieces = [piece for script in SCRIPTS for piece in script[:-1]]
-    assert len(pieces) <= hidden, "pieces are told apart by a direction each"
+    assert len(pieces) < hidden, "pieces are told apart by a direction each"
+    embeddings[:, : len(pieces)] = 0
     for direction, piece in enumerate(pieces):
         embeddings[vocabulary[piece]] = np.eye(hidden, dtype=np.float32)[direction]
+    # The same for every token, so that the output layer has something to write a bias into.
+    embeddings[:, -1] = 1
     output = np.zeros((size, hidden), np.float32)
     for script in SCRIPTS:
         for before, after in pairwise(script):
             output[vocabulary[after]] += embeddings[vocabulary[before]]
+    output[:, -1] = 0
+    for blank in BLANKS:
+        output[vocabulary[blank], -1] = -1
     key_dim = LLAMA["num_key_value_heads"] * hidden // LLAMA["num_attention_heads"]
     at = "model.layers.0."
     weights = {

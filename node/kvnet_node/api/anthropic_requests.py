@@ -209,6 +209,8 @@ def translate(body: JsonObject, *, counting: bool = False) -> Translated:
     out = _parameters(request)
     if tools and not (choice is not None and choice.type == "none"):
         out["tools"] = tools
+        if forced is not None:
+            out["tool_choice"] = {"type": "function", "function": {"name": forced.name}} if forced.name else "required"
     if (response_format := _response_format(request, forced, tools)) is not None:
         out["response_format"] = response_format
     out["messages"] = conversation.messages

@@ -162,12 +162,14 @@ def test_a_tool_that_must_be_called_is_forced_by_its_schema() -> None:
     assert made.shape.forced == ForcedTool("weather")
     assert made.body["response_format"]["json_schema"]["schema"] == WEATHER["input_schema"]
     assert len(made.body["tools"]) == 2
+    assert made.body["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
 
 
 def test_any_tool_is_forced_by_a_choice_of_schemas() -> None:
     made = translated(tools=[TIME, WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert made.shape.forced == ForcedTool("")
     assert made.shape.one_tool_call
+    assert made.body["tool_choice"] == "required"
     choices = made.body["response_format"]["json_schema"]["schema"]["anyOf"]
     assert [choice["properties"]["name"]["const"] for choice in choices] == ["time", "weather"]
     assert translated(tools=[TIME], tool_choice={"type": "any"}).shape.forced == ForcedTool("time")
