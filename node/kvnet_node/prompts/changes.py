@@ -89,8 +89,8 @@ def history_truncated(earlier: Outline, later: Outline) -> Change | None:
         kept = mine[start + dropped :]
         moved = theirs[start : start + len(kept)]
         if moved == kept and (len(kept) > 1 or len(kept[0][1]) > EXPLICIT_CHARACTERS):
-            part = later.messages[start]
-            return Change(place(part, part.pieces[0], 0), f"{dropped} of {len(mine)} messages are gone")
+            shown = next(((part, piece) for part in later.messages[start:] for piece in part.pieces), None)
+            return shown and Change(place(*shown, 0), f"{dropped} of {len(mine)} messages are gone")
     return None
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvnet_node.prompts import killers
@@ -36,6 +36,7 @@ def prompt(body: dict[str, Any]) -> Prompt:
     return Prompt(outline(body), as_characters(outline(body)))
 
 
+@example({"messages": [None, {}, 0]}, {"messages": [{}, 0]})
 @given(BODIES, BODIES)
 def test_any_two_bodies_can_be_compared(earlier: dict[str, Any], later: dict[str, Any]) -> None:
     before = json.dumps(earlier)
