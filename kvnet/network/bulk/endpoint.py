@@ -189,7 +189,12 @@ class BulkEndpoint:
         if self.cipher == CIPHER_NONE and await _speaks_plainly(raw):
             return await self._shake_hands_plainly(raw)
         secured = await secure(raw, self._context, self._pin_of_chosen, None)
-        return Link(secured), self._claim(self._chosen[secured].session.name)
+        try:
+            expected = self._claim(self._chosen[secured].session.name)
+        except NetworkError:
+            secured.close()
+            raise
+        return Link(secured), expected
 
     async def _shake_hands_plainly(self, raw: socket.socket) -> tuple[Link, _Expected]:
         sock = trio.socket.from_stdlib_socket(raw)
@@ -203,10 +208,11 @@ class BulkEndpoint:
             if not hmac.compare_digest(hello[_NAME_SIZE_BYTES:], proof):
                 raise PeerUnreachableError("expected the proof of the agreed session, found another one")
             answer = GREETING + plain_proof(session.name, session.own.der, session.peer_certificate)
+            claimed = self._claim(session.name)
             await sock.send(answer)
         except OSError as error:
             raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
-        return Link(raw), self._claim(session.name)
+        return Link(raw), claimed
 
     def _choose(self, connection: ssl.SSLSocket, name: str) -> ssl.SSLContext | None:
         try:

@@ -1,0 +1,283 @@
+"""Chunks over a bulk connection, from peers that behave and peers that do not."""
+
+import os
+import threading
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from kvnet.errors import NetworkError, ProtocolViolationError
+from kvnet.format.hashes import blake3_hash
+from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
+from kvnet.network.bulk.link import Link
+from kvnet.network.bulk.receiving import AHEAD_BYTES, Receiver
+from kvnet.network.bulk.sending import Answers, HeldChunk, Pause, Room, Sender
+from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, encode_message
+from tests.loopback.network.bulk.conftest import PEER, Listening
+
+pytestmark = pytest.mark.loopback
+
+MIB = 1 << 20
+Chunks = dict[int, bytes]
+
+
+def asking(*indices: int) -> GetChunks:
+    return GetChunks(session=bytes(16), slot=0, artifact=bytes(32), indices=indices)
+
+
+def header(index: int, length_bytes: int) -> bytes:
+    return encode_frame(encode_message(ChunkHeader(index=index, length_bytes=length_bytes)))
+
+
+@dataclass
+class Source:
+    """Gives what it has, from the buffer it is offered."""
+
+    chunks: Chunks
+    pause_s: float = 0.0
+
+    def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
+        assert peer == PEER
+        for index in request.indices:
+            data = self.chunks.get(index)
+            if data is None:
+                yield ChunkRefused(index=index, reason="not_held")
+                continue
+            if self.pause_s:
+                yield Pause(self.pause_s)
+            view = room(len(data))
+            view[:] = data
+            yield HeldChunk(index, view if index % 2 else data)
+
+
+@dataclass
+class Pair:
+    """A receiver, and what answers it."""
+
+    receiver: Receiver
+    answering: Link
+
+    async def next(self) -> ChunkEvent:
+        """The next event that is no progress."""
+        with trio.fail_after(10):
+            while isinstance(event := await self.receiver.next_event(), BytesArrived):
+                pass
+        return event
+
+    async def end(self) -> None:
+        self.receiver.stop()
+        with trio.fail_after(5):
+            await self.receiver.done.wait()
+
+
+async def connect(listening: Listening) -> Pair:
+    link = await listening.dial(listening.agree())
+    await listening.arrived.wait()
+    receiver = Receiver(link, trio.lowlevel.current_trio_token())
+    receiver.start(lambda: None)
+    return Pair(receiver, listening.links[0])
+
+
+async def served(listening: Listening, source: Source) -> tuple[Pair, Sender]:
+    pair = await connect(listening)
+    sender = Sender(pair.answering, PEER, source)
+    sender.start(trio.lowlevel.current_trio_token(), lambda: None)
+    return pair, sender
+
+
+async def answered_with(listening: Listening, pieces: list[bytes], request: GetChunks, lengths: dict[int, int]) -> Pair:
+    """A peer that answers a request with these bytes, and then says nothing more."""
+    pair = await connect(listening)
+    pair.receiver.request(request, lengths)
+
+    def answer() -> None:
+        pair.answering.receive_frame(silence_s=5)
+        for piece in pieces:
+            pair.answering.send_all(memoryview(piece), stall_s=5)
+
+    await trio.to_thread.run_sync(answer)
+    return pair
+
+
+async def test_chunks_and_refusals_come_in_the_order_asked_for_with_their_hashes(listening: Listening) -> None:
+    chunks = {index: os.urandom(size) for index, size in enumerate([1, 100, MIB, 3 * MIB + 7, 16 * MIB])}
+    pair, sender = await served(listening, Source(chunks))
+    lengths = {index: len(data) for index, data in chunks.items()} | {9: 5}
+    pair.receiver.request(asking(3, 9, 0), lengths)
+    pair.receiver.request(asking(4, 1, 2), lengths)
+    for index in (3, 9, 0, 4, 1, 2):
+        event = await pair.next()
+        if index == 9:
+            assert event == ChunkRefused(index=9, reason="not_held")
+        else:
+            assert isinstance(event, ChunkArrived)
+            assert (event.index, event.digest) == (index, blake3_hash(chunks[index]))
+            assert bytes(event.data) == chunks[index]
+            pair.receiver.finished(event.data)
+    assert pair.receiver.usable
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_pause_of_the_sender_is_kept_and_can_be_ended(listening: Listening) -> None:
+    pair, sender = await served(listening, Source({0: b"x"}, pause_s=3600))
+    pair.receiver.request(asking(0), {0: 1})
+    with trio.move_on_after(0.2) as waited:
+        await pair.receiver.next_event()
+    assert waited.cancelled_caught
+    sender.stop()
+    with trio.fail_after(5):
+        await sender.done.wait()
+        with pytest.raises(NetworkError):
+            await pair.receiver.next_event()
+        await pair.receiver.done.wait()
+
+
+async def test_wrong_bytes_arrive_with_the_hash_that_shows_it(listening: Listening) -> None:
+    data = os.urandom(MIB)
+    pair = await answered_with(listening, [header(0, MIB), b"!" + data[1:]], asking(0), {0: MIB})
+    event = await pair.next()
+    assert isinstance(event, ChunkArrived)
+    assert event.digest != blake3_hash(data)
+    assert event.digest == blake3_hash(bytes(event.data))
+    await pair.end()
+    pair.answering.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [header(1, 10), header(0, 11), header(0, 9)], ids=["another chunk", "longer", "shorter"]
+)
+async def test_chunk_that_was_not_asked_for_is_reported_and_not_read(listening: Listening, answer: bytes) -> None:
+    pair = await answered_with(listening, [answer, bytes(100)], asking(0), {0: 10})
+    assert isinstance(await pair.next(), ChunkHeader)
+    with pytest.raises(ProtocolViolationError, match="a chunk that was asked for"):
+        await pair.next()
+    await pair.end()
+    pair.answering.close()
+
+
+async def test_bytes_after_everything_was_answered_end_the_connection(listening: Listening) -> None:
+    pair = await answered_with(listening, [header(0, 1) + b"x", b"more"], asking(0), {0: 1})
+    assert isinstance(await pair.next(), ChunkArrived)
+    with pytest.raises(ProtocolViolationError, match="nothing from a peer that was asked nothing"):
+        await pair.next()
+    assert not pair.receiver.usable
+    pair.answering.close()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\xff\xff\xff\xff" + bytes(100), bytes(4), encode_frame(b"\x81" * 500 + b"\0")],
+    ids=["4 GB", "0", "nested"],
+)
+async def test_junk_for_an_answer_ends_the_connection_and_costs_no_memory(listening: Listening, junk: bytes) -> None:
+    pair = await answered_with(listening, [junk], asking(0), {0: 10})
+    with pytest.raises(ProtocolViolationError):
+        await pair.next()
+    with trio.fail_after(5):
+        await pair.receiver.done.wait()
+    pair.answering.close()
+
+
+async def test_end_inside_a_chunk_is_an_error(listening: Listening) -> None:
+    pair = await answered_with(listening, [header(0, MIB), bytes(MIB // 2)], asking(0), {0: MIB})
+    pair.answering.close()
+    with pytest.raises(NetworkError):
+        await pair.next()
+
+
+async def test_bytes_of_a_slow_chunk_are_reported_before_it_is_whole(listening: Listening) -> None:
+    pair = await answered_with(listening, [header(0, MIB), b"x"], asking(0), {0: MIB})
+    with trio.fail_after(5):
+        assert await pair.receiver.next_event() == BytesArrived(1)
+    await pair.end()
+    pair.answering.close()
+
+
+@pytest.mark.parametrize("pieces", [[], [header(0, MIB)], [header(0, MIB), bytes(MIB // 2)]])
+async def test_connection_to_a_peer_that_fell_silent_ends_at_once_when_told_to_and_leaves_no_thread(
+    listening: Listening, pieces: list[bytes]
+) -> None:
+    pair = await answered_with(listening, pieces, asking(0), {0: MIB})
+    await pair.end()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("kvnet-bulk")] == []
+    pair.answering.close()
+
+
+async def test_receiver_whose_chunks_nobody_takes_stops_reading(listening: Listening) -> None:
+    chunks = dict.fromkeys(range(64), bytes(MIB))
+    pair, sender = await served(listening, Source(chunks))
+    pair.receiver.request(asking(*chunks), dict.fromkeys(chunks, MIB))
+    first = await pair.next()
+    assert isinstance(first, ChunkArrived)
+    held = [first]
+    with trio.move_on_after(0.5):
+        while True:
+            event = await pair.receiver.next_event()
+            if isinstance(event, ChunkArrived):
+                held.append(event)
+    assert len(held) == AHEAD_BYTES // MIB
+    for event in held:
+        pair.receiver.finished(event.data)
+    for _ in range(64 - len(held)):
+        event = await pair.next()
+        assert isinstance(event, ChunkArrived)
+        pair.receiver.finished(event.data)
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_buffers_are_used_again(listening: Listening) -> None:
+    pair, sender = await served(listening, Source(dict.fromkeys(range(200), bytes(MIB))))
+    buffers: set[int] = set()
+    for start in range(0, 200, 50):
+        indices = range(start, start + 50)
+        pair.receiver.request(asking(*indices), dict.fromkeys(indices, MIB))
+        for _ in indices:
+            event = await pair.next()
+            assert isinstance(event, ChunkArrived)
+            assert isinstance(event.data, memoryview)
+            buffers.add(id(event.data.obj))
+            pair.receiver.finished(event.data)
+    assert len(buffers) <= AHEAD_BYTES // MIB
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\xff\xff\xff\xff", encode_frame(b"junk"), header(0, 1)], ids=["4 GB", "junk", "an answer"]
+)
+async def test_sender_ends_the_connection_of_a_peer_that_sends_no_request(
+    listening: Listening, request_: bytes
+) -> None:
+    link = await listening.dial(listening.agree())
+    await listening.arrived.wait()
+    sender = Sender(listening.links[0], PEER, Source({}))
+    sender.start(trio.lowlevel.current_trio_token(), lambda: None)
+    await trio.to_thread.run_sync(lambda: link.send_all(memoryview(request_), stall_s=5))
+    with trio.fail_after(5):
+        await sender.done.wait()
+    assert sender.failure
+    link.close()
+
+
+async def test_sender_ends_when_a_peer_takes_nothing_and_is_told_to(listening: Listening) -> None:
+    link = await listening.dial(listening.agree())
+    await listening.arrived.wait()
+    sender = Sender(listening.links[0], PEER, Source(dict.fromkeys(range(64), bytes(MIB))))
+    sender.start(trio.lowlevel.current_trio_token(), lambda: None)
+    frame = encode_frame(encode_message(asking(*range(64))))
+    await trio.to_thread.run_sync(lambda: link.send_all(memoryview(frame), stall_s=5))
+    with trio.move_on_after(0.2):
+        await sender.done.wait()
+    assert not sender.done.is_set()
+    sender.stop()
+    with trio.fail_after(5):
+        await sender.done.wait()
+    link.close()

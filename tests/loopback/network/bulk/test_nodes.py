@@ -1,0 +1,105 @@
+"""Nodes that fetch over bulk connections."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvnet.network.bulk.endpoint import BulkEndpoint
+from tests.loopback.network.bulk.nodes import running
+
+pytestmark = pytest.mark.loopback
+
+LISTEN = ["127.0.0.1:0"]
+
+
+def bulk_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("kvnet-bulk")]
+
+
+@pytest.mark.parametrize("cipher", ["tls13", "none"])
+async def test_node_fetches_over_one_warm_bulk_connection(tmp_path: Path, cipher: str) -> None:
+    ends = [BulkEndpoint(LISTEN, cipher=cipher) for _ in range(2)]
+    async with (
+        running(tmp_path / "a", "a", bulk=ends[0]) as holder,
+        running(tmp_path / "b", "b", bulk=ends[1]) as asker,
+    ):
+        first, second = holder.hold(600), holder.hold(700)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        fetched = await asker.fetch(first)
+        assert fetched.record.complete
+        assert fetched.fetched_bytes == asker.store.get(first).manifest.total_size_bytes
+        assert asker.exchange.peers()[0].chunks == ("bulk" if cipher == "tls13" else "bulk without encryption")
+        assert asker.exchange.bulk.n_connections == 1
+        await asker.fetch(second)
+        assert asker.exchange.bulk.n_connections == holder.exchange.bulk.n_connections == 1
+        assert holder.exchange.counters()["bytes_served"] >= fetched.fetched_bytes
+    assert bulk_threads() == []
+
+
+async def test_encryption_is_dropped_only_when_both_sides_ask_for_that(tmp_path: Path) -> None:
+    for number, ciphers in enumerate([("none", "tls13"), ("tls13", "none")]):
+        a, b = (BulkEndpoint(LISTEN, cipher=cipher) for cipher in ciphers)
+        place = tmp_path / str(number)
+        async with running(place / "a", "a", bulk=a) as holder, running(place / "b", "b", bulk=b) as asker:
+            artifact = holder.hold(300)
+            await asker.exchange.connect(holder.exchange.addresses()[0])
+            await asker.fetch(artifact)
+            assert asker.exchange.peers()[0].chunks == "bulk"
+
+
+async def test_peer_that_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "a", "a", bulk=BulkEndpoint([])) as holder,
+        running(tmp_path / "b", "b", bulk=BulkEndpoint(LISTEN)) as asker,
+    ):
+        artifact = holder.hold(600)
+        # Whoever is asked to dial knows addresses only of a peer that has told some.
+        await holder.exchange.connect(asker.exchange.addresses()[0])
+        await asker.exchange.wait_for_members(5)
+        fetched = await asker.fetch(artifact)
+        assert fetched.record.complete
+        assert asker.exchange.peers()[0].chunks == "bulk"
+        assert holder.exchange.bulk.n_connections == 1
+
+
+async def test_chunks_come_over_a_stream_where_bulk_connections_do_not_work_and_it_says_why(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "a", "a", bulk=BulkEndpoint([])) as holder,
+        running(tmp_path / "b", "b", bulk=BulkEndpoint([])) as asker,
+    ):
+        artifact = holder.hold(600)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        assert (await asker.fetch(artifact)).record.complete
+        assert asker.exchange.peers()[0].chunks.startswith("stream: expected an address of the peer to dial")
+
+
+async def test_peer_without_bulk_connections_is_asked_for_none(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "a", "a", bulk=None) as holder,
+        running(tmp_path / "b", "b", bulk=BulkEndpoint(LISTEN)) as asker,
+    ):
+        artifact = holder.hold(600)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        assert (await asker.fetch(artifact)).record.complete
+        assert asker.exchange.peers()[0].chunks == "stream: the peer has no bulk connections"
+
+
+async def test_cancelled_fetch_leaves_at_most_the_warm_connection_and_the_next_one_works(tmp_path: Path) -> None:
+    a, b = BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)
+    async with running(tmp_path / "a", "a", bulk=a) as holder, running(tmp_path / "b", "b", bulk=b) as asker:
+        artifact = holder.hold(256 * 24)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        located = await asker.exchange.fetcher.locate(artifact)
+        entries = await asker.exchange.fetcher.chunk_list(located)
+        with trio.CancelScope() as scope:
+
+            async def enough(progress: object) -> None:
+                scope.cancel()
+
+            await asker.exchange.fetcher.fetch(located, entries, progress=enough)
+        assert scope.cancelled_caught
+        assert asker.exchange.bulk.n_connections == bulk_threads().count("kvnet-bulk-receive") <= 1
+        assert (await asker.fetch(artifact)).record.complete
+    assert bulk_threads() == []
