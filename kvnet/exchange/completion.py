@@ -4,7 +4,7 @@ Lookup and fetch happen before the engine is asked for anything, with a deadline
 a plain local prefill. Once the answer has begun, a failure is the engine's and reaches the client as one.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,9 +162,9 @@ class Speeds(Protocol):
 def ask_peers(finder: PrefixFinder, speeds: Speeds) -> FetchPrefix:
     """How a completion asks peers: for no longer than the prefill that it could spare is measured to take."""
 
-    async def fetch_prefix(engine: Engine, tokens: Sequence[int], held_tokens: int) -> Search:
+    async def fetch_prefix(engine: Engine, wanted: Wanted, held_tokens: int) -> Search:
         speed = speeds.prefill_tokens_s(engine.info.path)
-        return await finder.search(engine.info, tokens, held_tokens, prefill_tokens_s=speed)
+        return await finder.search(engine.info, wanted.tokens, held_tokens, ends=wanted.ends, prefill_tokens_s=speed)
 
     return fetch_prefix
 
@@ -247,7 +247,13 @@ class Completer:
         began_s = trio.current_time()
         prepared = await self.prepare(engine, asked)
         require_room(engine.info, len(prepared.tokens), asked.max_tokens)
-        wanted = Wanted(prepared.tokens, prepared.live_tokens, ask_peers=not asked.private, touch=not asked.private)
+        wanted = Wanted(
+            prepared.tokens,
+            ends=tuple(boundary.n_tokens for boundary in prepared.boundaries),
+            live_tokens=prepared.live_tokens,
+            ask_peers=not asked.private,
+            touch=not asked.private,
+        )
         prefix = await self._reuse.find(engine, wanted) if asked.reuse else Prefix()
         for _ in range(REUSE_ATTEMPTS):
             if prefix.plan is None:

@@ -23,7 +23,7 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
-from kvnet.format.prefix import BLOCK_TOKENS, block_keys, checkpoints, common_prefix
+from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, checkpoints, common_prefix, next_key
 from kvnet.network.dialing import connect_any
 from kvnet.network.interface import Network, ProviderHint
 from kvnet.protocol.ids import PeerId
@@ -201,6 +201,7 @@ class PrefixFinder:
         tokens: Sequence[int],
         held_tokens: int,
         *,
+        ends: Sequence[int] = (),
         prefill_tokens_s: float = 0.0,
         progress: ProgressCallback | None = None,
     ) -> Search:
@@ -210,6 +211,7 @@ class PrefixFinder:
             info: the model that would continue.
             tokens: the prompt's token ids.
             held_tokens: what the store has already.
+            ends: token counts where other prompts may part from this one; those below a block are asked for too.
             prefill_tokens_s: measured prefill speed of the engine; 0 when unknown.
             progress: told while chunks arrive.
         """
@@ -222,7 +224,7 @@ class PrefixFinder:
             return search
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
         prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress)
-        for query in self._queries(info.fingerprint, tokens):
+        for query in self._queries(info.fingerprint, tokens, ends):
             candidates = await self._ask_all(query, held_tokens, deadline_s)
             if not candidates and self._sessions() and len(tokens) - held_tokens > BLOCK_TOKENS:
                 search.reasons.append("no peer offers a longer prefix")
@@ -235,14 +237,17 @@ class PrefixFinder:
                     return search
         return search
 
-    def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[LookupQuery]:
+    def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int], ends: Sequence[int]) -> list[LookupQuery]:
         """One per namespace. An artifact equal to the whole prompt counts, though its last token is fed again."""
         if len(tokens) < 2:
             return []
-        return [
-            build_query(namespace, block_keys(namespace.prefix_root(fingerprint.hash), tokens), len(tokens))
-            for namespace in self._identity.namespaces()
-        ]
+        short = sorted({end for end in ends if 0 < end < BLOCK_TOKENS})
+        queries: list[LookupQuery] = []
+        for namespace in self._identity.namespaces():
+            root = namespace.prefix_root(fingerprint.hash)
+            short_keys = [(end, next_key(root, NO_PARENT, tokens[:end])) for end in short]
+            queries.append(build_query(namespace, block_keys(root, tokens), len(tokens), short_keys))
+        return queries
 
     async def _ask_all(self, query: LookupQuery, held_tokens: int, deadline_s: float) -> list[Candidate]:
         """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names."""
@@ -283,7 +288,8 @@ class PrefixFinder:
         """Providers of the prompt's checkpoints, all asked for at once; those of the deepest are dialled first."""
         if self._network.routing_peers() == 0:
             return []
-        depth_of = dict(zip(query.n_blocks, query.keys, strict=True))
+        # The first key of a depth is that of the whole block.
+        depth_of = dict(zip(reversed(query.n_blocks), reversed(query.keys), strict=True))
         wanted = [depth for depth in reversed(checkpoints(query.n_tokens)) if depth in depth_of]
         hints: dict[int, list[ProviderHint]] = {}
 

@@ -20,9 +20,6 @@ from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import Store
 
-FetchPrefix = Callable[[Engine, Sequence[int], int], Awaitable[Search]]
-"""Asks peers for a longer prefix than the ``n`` tokens held; what they have is in the store when it returns."""
-
 REUSE_ATTEMPTS = 2
 """Restores that are tried: a second one when the first found damaged chunks, which may have come again from a peer."""
 
@@ -56,15 +53,21 @@ class Wanted:
 
     Attributes:
         tokens: the whole prompt's token ids, from one tokenization.
+        ends: token counts where other prompts may part from this one.
         live_tokens: of these, from the start, held in RAM by the engine.
         ask_peers: peers may be asked.
         touch: note the use of what is found, so that it is evicted later.
     """
 
     tokens: Sequence[int]
+    ends: tuple[int, ...] = ()
     live_tokens: int = 0
     ask_peers: bool = True
     touch: bool = True
+
+
+FetchPrefix = Callable[[Engine, Wanted, int], Awaitable[Search]]
+"""Asks peers for a longer prefix than the ``n`` tokens held; what they have is in the store when it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ class PrefixReuse:
         held = max(wanted.live_tokens, _n_tokens(local))
         search = Search()
         if self._fetch_prefix is not None and wanted.ask_peers and held < limit:
-            search = await self._fetch_prefix(engine, wanted.tokens, held)
+            search = await self._fetch_prefix(engine, wanted, held)
             if search.fetched is not None:
                 local = await self._local(engine, wanted.tokens)
         prefix = Prefix(

@@ -27,6 +27,7 @@ class LookupQuery:
         prefix_keys: the keys asked for, the deepest first.
         keys: the same under the lookup secret.
         n_blocks: blocks up to each key.
+        ends: tokens up to each key.
     """
 
     namespace: Namespace
@@ -34,6 +35,7 @@ class LookupQuery:
     prefix_keys: tuple[PrefixKey, ...]
     keys: tuple[LookupKey, ...]
     n_blocks: tuple[int, ...]
+    ends: tuple[int, ...]
 
     def message(self, slot: int) -> Lookup:
         """The request for a session in which the namespace has this slot."""
@@ -41,16 +43,23 @@ class LookupQuery:
 
     def tokens_at(self, key_index: int) -> int:
         """Tokens of the prompt that a match of this key covers; the last block may be short."""
-        return min(self.n_blocks[key_index] * BLOCK_TOKENS, self.n_tokens)
+        return self.ends[key_index]
 
 
-def build_query(namespace: Namespace, block_keys: Sequence[PrefixKey], n_tokens: int) -> LookupQuery:
+def build_query(
+    namespace: Namespace,
+    block_keys: Sequence[PrefixKey],
+    n_tokens: int,
+    short_keys: Sequence[tuple[int, PrefixKey]] = (),
+) -> LookupQuery:
     """The query for a prompt.
 
     Args:
         namespace: to look in.
         block_keys: the prompt's key of each block, the first block first; the last block may be short.
         n_tokens: of the prompt.
+        short_keys: ends in the first block where other prompts may part from this one, ascending, each with its key: an
+            artifact that ends there has no key in common with a longer prompt otherwise.
 
     A message takes 4,096 keys. Of a longer prompt the deepest are asked for, and the powers of two below them.
     """
@@ -59,9 +68,17 @@ def build_query(namespace: Namespace, block_keys: Sequence[PrefixKey], n_tokens:
         powers = [1 << bit for bit in reversed(range(len(block_keys).bit_length()))]
         deepest = depths[: MAX_LOOKUP_KEYS - len(powers)]
         depths = deepest + [power for power in powers if power < deepest[-1]]
-    prefix_keys = tuple(block_keys[depth - 1] for depth in depths)
-    keys = tuple(namespace.lookup_key(key) for key in prefix_keys)
-    return LookupQuery(namespace, n_tokens, prefix_keys, keys, tuple(depths))
+    found = [(depth, min(depth * BLOCK_TOKENS, n_tokens), block_keys[depth - 1]) for depth in depths]
+    shorter = [(1, end, key) for end, key in reversed(short_keys) if end < min(BLOCK_TOKENS, n_tokens)]
+    found += shorter[: MAX_LOOKUP_KEYS - len(found)]
+    return LookupQuery(
+        namespace,
+        n_tokens,
+        prefix_keys=tuple(key for _, _, key in found),
+        keys=tuple(namespace.lookup_key(key) for _, _, key in found),
+        n_blocks=tuple(depth for depth, _, _ in found),
+        ends=tuple(end for _, end, _ in found),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
+from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, ChunkHash
@@ -121,8 +122,10 @@ class Node:
     ) -> Answer:
         """Generate, asking peers too."""
 
-        async def search(engine: Engine, prompt: Sequence[int], held: int) -> Search:
-            return await self.exchange.finder.search(engine.info, prompt, held, prefill_tokens_s=prefill_tokens_s)
+        async def search(engine: Engine, wanted: Wanted, held: int) -> Search:
+            return await self.exchange.finder.search(
+                engine.info, wanted.tokens, held, prefill_tokens_s=prefill_tokens_s
+            )
 
         generator = Generator(self.store, self.lane, self.identity, search)
         answer: Answer | None = None

@@ -182,6 +182,19 @@ async def test_a_request_without_reuse_looks_nowhere_and_is_kept_all_the_same(
     assert len(b.store.artifacts()) == 1
 
 
+async def test_a_prefix_shorter_than_a_block_is_found_at_a_peer_when_it_ends_with_a_message(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await pair(world, nursery, tmp_path)
+    system = ("system", "Be brief, and say so when you do not know. " * 3)
+    tokens = await a.engine.context_tokens([{"role": "system", "content": system[1]}], {})
+    assert len(tokens) < BLOCK_TOKENS
+    await a.add(tokens)
+    told = await b.ask(system, QUESTION)
+    assert (told.reuse.source, told.reuse.reused_tokens) == ("peer", len(tokens))
+    assert told.text == await cold(b, system, QUESTION)
+
+
 async def test_requests_that_miss_the_same_prefix_share_one_fetch(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.generation import Source as ReuseSource
+from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added
 from kvnet.exchange.publisher import AddRequest as PublishRequest
 from kvnet.exchange.reuse import Rejected, find_local
@@ -154,7 +155,7 @@ async def _fetch_beginning(ctx: OperationContext, engine: Engine, tokens: Sequen
         find_local, services.store, engine.info, services.identity, tokens, limit_tokens=len(tokens)
     )
     held = found.hit.n_tokens if found.hit is not None else 0
-    fetched = (await _PeerSearch(ctx)(engine, tokens, held)).fetched if held < len(tokens) else None
+    fetched = (await _PeerSearch(ctx)(engine, Wanted(tokens), held)).fetched if held < len(tokens) else None
     if fetched is not None:
         ctx.note(
             f"{fetched.n_tokens:,} tokens came from peer {peer_text(fetched.peer)}"
@@ -311,7 +312,7 @@ class _PeerSearch:
     def __init__(self, ctx: OperationContext) -> None:
         self._ctx = ctx
 
-    async def __call__(self, engine: Engine, tokens: Sequence[int], held_tokens: int) -> Search:
+    async def __call__(self, engine: Engine, wanted: Wanted, held_tokens: int) -> Search:
         services = self._ctx.services
         assert services.node is not None  # noqa: S101 - given to a generator only then
 
@@ -323,7 +324,7 @@ class _PeerSearch:
             await services.node.wait_for_members(BOOTSTRAP_WAIT_S)
         speed = services.speeds.prefill_tokens_s(engine.info.path)
         found = await services.node.finder.search(
-            engine.info, tokens, held_tokens, prefill_tokens_s=speed, progress=progress
+            engine.info, wanted.tokens, held_tokens, prefill_tokens_s=speed, progress=progress
         )
         for reason in found.reasons:
             self._ctx.note(f"peers: {reason}")

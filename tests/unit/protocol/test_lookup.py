@@ -61,6 +61,16 @@ def test_prompt_of_exactly_a_message_asks_for_all() -> None:
     assert build_query(MINE, keys, 4096 * 256).n_blocks == tuple(range(4096, 0, -1))
 
 
+def test_short_ends_are_asked_for_after_the_blocks_and_only_where_a_block_does_not_end_there() -> None:
+    keys = [PrefixKey(bytes([n]) * 32) for n in range(4)]
+    short = [(100, keys[2]), (200, keys[3]), (256, keys[1]), (300, keys[1])]
+    query = build_query(MINE, keys[:2], 300, short)
+    assert query.prefix_keys == (keys[1], keys[0], keys[3], keys[2])
+    assert query.n_blocks == (2, 1, 1, 1)
+    assert [query.tokens_at(index) for index in range(4)] == [300, 256, 200, 100]
+    assert build_query(MINE, keys[:1], 150, short).ends == (150, 100)
+
+
 def test_deepest_match_is_best_then_the_fewest_bytes_then_the_most_providers() -> None:
     deep_large, deep_small, shared = match(0, "large", size_bytes=9000), match(0, "small"), match(0, "shared")
     shallow = match(1, "shallow", size_bytes=1)
