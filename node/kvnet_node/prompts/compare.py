@@ -121,6 +121,8 @@ def compare(earlier: Prompt, later: Prompt) -> Comparison:
     in_template = run is None or found is None or _lies_after(run, section, other)
     ends = _places(found) if found is not None and not in_template else (None, None)
     label = section.label if section is not None else ANSWER
+    if not earlier.prepared.boundaries and (side := ends[1] or ends[0]) is not None:
+        label = side.part  # the prompt's tokens do not say which section they are of
     return Comparison(common, len(mine), len(theirs), label, *ends, in_template=in_template)
 
 
@@ -178,6 +180,8 @@ def _lies_after(found: Difference, section: Section | None, other: Section | Non
     """Whether the texts agree in all that the section with the first differing token is made of."""
     if found.kind is not PartKind.MESSAGE or section is None or other is None:
         return False
+    if not section.start and not section.end_message:
+        return False  # a prompt that is one section says nothing of its messages
     return found.index >= max(section.end_message, other.end_message) and section.label != ANSWER
 
 

@@ -144,6 +144,14 @@ def test_a_prompt_without_boundaries_is_one_section() -> None:
     assert [(each.label, each.n_tokens) for each in whole] == [("prompt", 3)]
 
 
+def test_without_boundaries_the_section_is_that_of_the_requests_own_difference() -> None:
+    found = compare(
+        Prompt(outline(chat("One")), PreparedPrompt((1, 2, 3), (), 3, 0)),
+        Prompt(outline(chat("Only")), PreparedPrompt((1, 4, 3), (), 3, 0)),
+    )
+    assert (found.section, found.in_template) == ("messages[1] (user)", False)
+
+
 def test_in_characters_an_anthropic_body_has_the_same_sections() -> None:
     body = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
     assert [each.label for each in prompt(body).sections] == ["system", "messages[0] (user)"]
