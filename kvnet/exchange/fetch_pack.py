@@ -1,7 +1,7 @@
 """The pack that a fetch fills: what is wanted, what is held, and what has arrived.
 
 It begins with the first chunk that has arrived and been verified, so that a peer that only promises costs nobody here
-an artifact: until then nothing is evicted to make room.
+an artifact: until then nothing is evicted to make room. Where an earlier fetch was interrupted, it goes on with that.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.lane import Lane
 from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import BytesLike, PrefixKey
+from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
 from kvnet.format.prefix import tokens_from_bytes
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
@@ -23,6 +23,7 @@ class FetchPack:
     Args:
         store: where it goes.
         lane: where blocking store work runs.
+        artifact: what is fetched.
         entries: the whole chunk list, verified.
         token_chunks: indices of the chunks that hold the token ids.
         wanted: indices to have in the end, those of the token ids included.
@@ -34,6 +35,7 @@ class FetchPack:
         self,
         store: Store,
         lane: Lane,
+        artifact: ArtifactHash,
         entries: Sequence[ChunkEntry],
         *,
         token_chunks: range,
@@ -43,6 +45,7 @@ class FetchPack:
     ) -> None:
         self._store = store
         self._lane = lane
+        self._artifact = artifact
         self._entries = entries
         self._token_chunks = token_chunks
         self._wanted = wanted
@@ -61,12 +64,17 @@ class FetchPack:
 
     async def missing(self) -> list[int]:
         """The wanted chunks that are not here, ascending."""
-        found = await self._lane.run(self._missing)
+        found = await self._lane.run(self._look)
         self._expected = (
             self.n_chunks + len(found),
             self.n_bytes + sum(self._entries[index].length_bytes for index in found),
         )
         return found
+
+    def _look(self) -> list[int]:
+        if self._writer is None and self._store.has_partial(self._artifact):
+            self._begin()
+        return self._missing()
 
     def _missing(self) -> list[int]:
         return [
@@ -80,9 +88,12 @@ class FetchPack:
         entries = self._entries
         room = sum(entries[index].length_bytes for index in self._missing())
         room += sum(map(len, self._heads.values()))
-        writer = self._writer = self._store.begin_pack(len(entries), expected_bytes=room)
-        for index, data in self._heads.items():
-            writer.put(index, data, expected_hash=entries[index].hash)
+        writer = self._writer = self._store.resume_pack(self._artifact, entries, expected_bytes=room)
+        self._in_pack |= writer.held
+        for index in writer.held.intersection(self._token_chunks):
+            self._heads[index] = writer.read(index)
+        for index in self._heads.keys() - self._in_pack:
+            writer.put(index, self._heads[index], expected_hash=entries[index].hash)
             self._in_pack.add(index)
         for index, entry in enumerate(entries):
             if not entry.absent and index not in self._in_pack and self._store.has_chunk(entry.hash):
@@ -134,6 +145,6 @@ class FetchPack:
         return writer.publish(envelope, keys=keys, pinned=pinned, allow_partial=True, entries=self._entries)
 
     def abort(self) -> None:
-        """Leave nothing behind; after publishing it does nothing."""
+        """End; what has arrived stays, to be gone on with. After publishing it does nothing."""
         if self._writer is not None:
             self._writer.abort()

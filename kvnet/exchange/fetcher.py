@@ -311,6 +311,7 @@ class ArtifactFetcher:
         work = FetchPack(
             self._store,
             self._lane,
+            located.signed.artifact_hash,
             entries,
             token_chunks=plan.token_chunks,
             wanted=set(range(len(plan)) if needed is None else needed) | set(plan.token_chunks),

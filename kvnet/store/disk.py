@@ -311,8 +311,9 @@ class DiskStore(Store):
             self._space.leases[writer] = set()
             try:
                 self._require_open()
-                self._space.make_room(expected_bytes)
-                writer.reserve(expected_bytes)
+                left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))
+                self._space.make_room(left_bytes)
+                writer.reserve(left_bytes)
             except BaseException:
                 writer.abort()
                 raise

@@ -186,6 +186,16 @@ class PackWriter(Protocol):
         """Where the next chunk goes."""
         ...
 
+    def read(self, index: int) -> bytes:
+        """A chunk that is in the pack, hashed again as it was read.
+
+        Raises:
+            NotInStoreError: it is not in the pack itself.
+            IntegrityError: what lies there is something else.
+            StoreError: the disk failed.
+        """
+        ...
+
     def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
         """Write one chunk's stored bytes; nothing is written when an equal chunk is held already.
 
@@ -334,7 +344,7 @@ class Store(Protocol):
         Args:
             artifact: its hash.
             entries: its whole chunk list, verified.
-            expected_bytes: room to make and reserve for the chunks that are not held.
+            expected_bytes: what is to be written in all; room is made for it, less what is held.
 
         Raises:
             StoreFullError: there is no room; what was written before stays.

@@ -268,7 +268,7 @@ class MemoryStore(Store):
             writer.go_on(artifact, entries, self._partials.pop(artifact, {}))
             self._writers[writer] = set()
             try:
-                self.make_room(expected_bytes)
+                self.make_room(max(0, expected_bytes - writer.size_bytes))
             except StoreFullError:
                 writer.abort()
                 raise
@@ -521,6 +521,13 @@ class MemoryPackWriter(PackWriter):
     def size_bytes(self) -> int:
         """What it takes now."""
         return sum(map(len, self._chunks.values()))
+
+    def read(self, index: int) -> bytes:
+        """See the interface."""
+        entry = self._entries.get(index)
+        if entry is None or entry.hash not in self._chunks:
+            raise NotInStoreError(f"chunk {index} is not in this pack")
+        return self._chunks[entry.hash]
 
     def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
         """See the interface."""

@@ -52,6 +52,8 @@ class ResumablePackWriter(DiskPackWriter):
                 self._journal, self._journal_size = self._start_journal(files, artifact, len(entries), kept)
         except BaseException:
             files.close(handle)
+            if not kept:
+                files.unlink(path)
             raise
         self.held = frozenset(one.index for one in kept)
         self._cut = not kept
@@ -84,6 +86,7 @@ class ResumablePackWriter(DiskPackWriter):
             files.rename(new, self._journal_path)
         except BaseException:
             files.close(journal)
+            files.unlink(new)
             raise
         return journal, len(content)
 

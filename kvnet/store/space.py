@@ -94,6 +94,12 @@ class Space:
                 written_s = path.lstat().st_mtime if path.exists() else 0.0
             if now_s - written_s > PARTIAL_KEPT_S:
                 self.remove_partial(path)
+        known = self.partial.keys() | {writer.path for writer in self.leases}
+        known |= {journal_of(path) for path in known}
+        with storage_errors("looking at partial packs"):
+            for path in self._paths.partial.iterdir():
+                if path not in known and not path.is_dir():
+                    self._files.unlink(path)
 
     def _remove_partials(self, n_bytes: int) -> None:
         """Give up interrupted fetches until so many bytes are free, those of longest ago first."""

@@ -143,6 +143,17 @@ class DiskPackWriter:
         handle = self._handle
         return 0 if handle is None else self._files.size_bytes(handle)
 
+    def read(self, index: int) -> bytes:
+        """See the interface."""
+        chunk = self._placed.get(index)
+        if chunk is None:
+            raise NotInStoreError(f"chunk {index} is not in this pack")
+        with storage_errors("reading a pack"):
+            data = self._files.read(self._open_handle(), chunk.length_bytes, chunk.offset)
+        if blake3_hash(data) != chunk.hash:
+            raise IntegrityError(f"chunk {index} of the pack does not match its hash")
+        return data
+
     def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
         """See the interface."""
         self._require_new(index, len(data))

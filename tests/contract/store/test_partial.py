@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kvnet.errors import IntegrityError, StoreError, StoreFullError
+from kvnet.errors import IntegrityError, NotInStoreError, StoreError, StoreFullError
 from kvnet.store.interface import Store
 from tests.contract.store.conftest import Clock, OpenStore
 from tests.unit.store.samples import FRIEND, OTHER, Sample, check_whole, fill, publish, sample
@@ -26,6 +26,9 @@ def test_interrupted_fetch_is_gone_on_with(store: Store) -> None:
     assert store.get(ARTIFACT.hash) is None
     writer = store.resume_pack(ARTIFACT.hash, ARTIFACT.entries)
     assert writer.held == frozenset(HALF)
+    assert [writer.read(index) for index in HALF] == list(ARTIFACT.chunks[: len(HALF)])
+    with pytest.raises(NotInStoreError):
+        writer.read(REST[0])
     fill(writer, ARTIFACT, REST)
     record = writer.publish(ARTIFACT.envelope, keys=ARTIFACT.keys, pinned=False)
     assert record.complete
