@@ -42,6 +42,10 @@ MAX_LOOKUP_S = 3.0
 WORTH_ASKING_S = 0.02
 """Less prefill than this is done sooner than anybody is asked."""
 
+DHT_WORTH_S = 1.0
+"""Less prefill than this is done about as soon as the DHT has answered: only connected members are asked then. The next
+turn of a conversation that is here otherwise is not held up by it."""
+
 LOOKUP_SHARE = 0.5
 """Share of the estimated prefill time that a lookup may take."""
 
@@ -225,7 +229,7 @@ class PrefixFinder:
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
         prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress)
         for query in self._queries(info.fingerprint, tokens, ends):
-            candidates = await self._ask_all(query, held_tokens, deadline_s)
+            candidates = await self._ask_all(query, held_tokens, deadline_s, dht=left_s >= DHT_WORTH_S)
             if not candidates and self._sessions() and len(tokens) - held_tokens > BLOCK_TOKENS:
                 search.reasons.append("no peer offers a longer prefix")
             candidates = candidates[:MAX_CANDIDATES]
@@ -249,11 +253,11 @@ class PrefixFinder:
             queries.append(build_query(namespace, block_keys(root, tokens), len(tokens), short_keys))
         return queries
 
-    async def _ask_all(self, query: LookupQuery, held_tokens: int, deadline_s: float) -> list[Candidate]:
+    async def _ask_all(self, query: LookupQuery, held_tokens: int, deadline_s: float, *, dht: bool) -> list[Candidate]:
         """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names."""
         members = self._members(query, self._sessions())
         candidates = await self._ask(query, members, held_tokens, deadline_s)
-        if candidates or trio.current_time() >= deadline_s:
+        if candidates or not dht or trio.current_time() >= deadline_s:
             return candidates
         found = await self._ask_dht(query, {session.peer for session in members}, deadline_s)
         return await self._ask(query, self._members(query, found), held_tokens, deadline_s)

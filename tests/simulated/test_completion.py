@@ -14,7 +14,7 @@ from kvnet.exchange.completion import Asked, Body
 from kvnet.exchange.keeping import ToKeep
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.network.memory import Link, World
-from tests.simulated.nodes import Node, Told, identity, start_node
+from tests.simulated.nodes import OTHER, Node, Told, identity, start_node
 from tests.simulated.talking import body
 from tests.simulated.test_failing_disk import FaultyFiles
 
@@ -193,6 +193,21 @@ async def test_a_prefix_shorter_than_a_block_is_found_at_a_peer_when_it_ends_wit
     told = await b.ask(system, QUESTION)
     assert (told.reuse.source, told.reuse.reused_tokens) == ("peer", len(tokens))
     assert told.text == await cold(b, system, QUESTION)
+
+
+async def test_the_next_turn_of_a_conversation_in_ram_is_not_held_up_by_the_dht(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    hub = await start_node(world, nursery, tmp_path, "hub", who=identity("hub", namespaces=(OTHER,)))
+    a = await start_node(world, nursery, tmp_path, "a", bootstrap=(hub.network.address,))
+    await trio.sleep(5)
+    a.speeds.tokens_s = 1000.0
+    world.hang(hub.network)
+    talk = [SYSTEM]
+    told = await converse(a, 2, talk)
+    assert told[0].reuse.lookup_s > 0.2
+    assert told[1].reuse.source == "ram"
+    assert told[1].reuse.lookup_s < 0.02
 
 
 async def test_requests_that_miss_the_same_prefix_share_one_fetch(
