@@ -152,6 +152,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("store.quota_bytes", parse_size_bytes, "the most the store may hold"),
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
     Setting("network.listen", _texts, "addresses to listen on, HOST:PORT each; port 0 is any free one"),
+    Setting("bulk.listen", _texts, "addresses for bulk connections, HOST:PORT each; port 0 is any free one"),
+    Setting("bulk.cipher", _one_of("tls13", "none"), "none: no encryption, for a cable that both owners trust"),
     Setting("network.bootstrap", _texts, "addresses of nodes to connect to at start, /ip4/…/p2p/…"),
     Setting("reuse.numerics", _one_of("compatible", "exact"), "whether state from other chips or versions is used"),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
@@ -184,6 +186,8 @@ class Config:
         min_free_bytes: what stays free on its disk.
         listen: HOST:PORT texts.
         listen_asked: whether the addresses were asked for (a taken port is then an error, not a reason to move).
+        bulk_listen: HOST:PORT texts; empty: where ``listen`` says, on the default port or any free one.
+        bulk_cipher: "tls13" or "none".
         bootstrap: multiaddress texts.
         numerics: "compatible" or "exact".
         announce_interval_s: seconds between two announcements of the same artifact.
@@ -210,6 +214,8 @@ class Config:
     min_free_bytes: int
     listen: tuple[str, ...]
     listen_asked: bool
+    bulk_listen: tuple[str, ...]
+    bulk_cipher: str
     bootstrap: tuple[str, ...]
     numerics: str
     announce_interval_s: float
@@ -237,6 +243,8 @@ class Config:
             "store.quota_bytes": self.quota_bytes,
             "store.min_free_bytes": self.min_free_bytes,
             "network.listen": list(self.listen),
+            "bulk.listen": list(self.bulk_listen),
+            "bulk.cipher": self.bulk_cipher,
             "network.bootstrap": list(self.bootstrap),
             "reuse.numerics": self.numerics,
             "announce.interval_s": self.announce_interval_s,
@@ -346,6 +354,8 @@ def load_config(
         "store.quota_bytes": default_quota_bytes(free, _held_bytes(data_dir / "store")),
         "store.min_free_bytes": default_min_free_bytes(free, total),
         "network.listen": DEFAULT_LISTEN,
+        "bulk.listen": (),
+        "bulk.cipher": "tls13",
         "network.bootstrap": (),
         "reuse.numerics": "compatible",
         "announce.interval_s": 900.0,
@@ -380,6 +390,8 @@ def load_config(
         min_free_bytes=values["store.min_free_bytes"],
         listen=values["network.listen"],
         listen_asked=origins["network.listen"] != "default",
+        bulk_listen=values["bulk.listen"],
+        bulk_cipher=values["bulk.cipher"],
         bootstrap=values["network.bootstrap"],
         numerics=values["reuse.numerics"],
         announce_interval_s=values["announce.interval_s"],

@@ -20,7 +20,9 @@ from kvnet.exchange.publisher import Publisher
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
+from kvnet.network.bulk.endpoint import CIPHER_NONE, BulkEndpoint
 from kvnet.network.interface import Network
+from kvnet.network.libp2p.ports import parse_listen
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
 from kvnet.store.disk import DiskStore
@@ -111,7 +113,18 @@ class Services:
         from kvnet_node.operations.requests import PeerEntry
 
         known = self.node.peers() if self.node else []
-        return [PeerEntry(peer_text(each.info.peer), list(each.info.addresses), member=each.member) for each in known]
+        return [
+            PeerEntry(peer_text(each.info.peer), list(each.info.addresses), member=each.member, chunks=each.chunks)
+            for each in known
+        ]
+
+    def bulk_text(self) -> str:
+        """Where bulk connections are taken, and whether they are encrypted; "" without a network."""
+        if self.node is None or self.node.bulk is None:
+            return ""
+        endpoint = self.node.bulk.endpoint
+        where = f"port {endpoint.port}" if endpoint.port else "dialling only"
+        return f"{where}, NOT ENCRYPTED with peers that allow it" if endpoint.cipher == CIPHER_NONE else where
 
     async def namespaces_changed(self) -> None:
         """Called after namespaces changed: prefixes are indexed by them, and peers are shown what this node is in."""
@@ -170,7 +183,13 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             )
             opened = await _open_network(settings, serving=serving)
             services.node = ExchangeNode(
-                opened, store, services.lane, identity, random=secrets.token_bytes, options=options
+                opened,
+                store,
+                services.lane,
+                identity,
+                random=secrets.token_bytes,
+                options=options,
+                bulk=_bulk_endpoint(settings, serving=serving),
             )
             await nursery.start(services.node.run)
             if serving:
@@ -194,6 +213,17 @@ async def _open_network(settings: "Settings", *, serving: bool) -> Network:
     if config.listen_asked:
         return LibP2PNetwork(seed, listen=config.listen, bootstrap=config.bootstrap)
     return LibP2PNetwork(seed, default_port=_remembered_port(settings), bootstrap=config.bootstrap)
+
+
+def _bulk_endpoint(settings: "Settings", *, serving: bool) -> BulkEndpoint:
+    """Where chunks come and go: by default on the hosts of the network's own addresses."""
+    config = settings.config
+    if not serving:
+        return BulkEndpoint((), cipher=config.bulk_cipher)
+    if config.bulk_listen:
+        return BulkEndpoint(config.bulk_listen, cipher=config.bulk_cipher)
+    hosts = tuple(host for text in config.listen for host in parse_listen(text).hosts) if config.listen_asked else None
+    return BulkEndpoint(None, hosts=hosts, cipher=config.bulk_cipher)
 
 
 def _remembered_port(settings: "Settings") -> int:

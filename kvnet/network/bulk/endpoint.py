@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from kvnet.errors import NetworkError, PeerUnreachableError
+from kvnet.errors import NetworkError, PeerUnreachableError, PortInUseError
 from kvnet.network.bulk.certificates import SessionCertificate, pin_of
 from kvnet.network.bulk.contexts import listening_context, session_context
 from kvnet.network.bulk.handshake import (
@@ -98,6 +98,7 @@ class BulkEndpoint:
     Args:
         listen: texts like those of `network.listen`; None means everywhere on `default_port`, or on any free port when
             that one is taken; empty means to listen nowhere.
+        hosts: in place of everywhere, when `listen` is None.
         default_port: see `listen`.
         cipher: ``tls13``, or ``none`` for a cable the owner trusts; both sides must say so.
     """
@@ -106,10 +107,12 @@ class BulkEndpoint:
         self,
         listen: Sequence[str] | None = None,
         *,
+        hosts: Sequence[str] | None = None,
         default_port: int = DEFAULT_BULK_PORT,
         cipher: str = CIPHER_TLS,
     ) -> None:
         self._listen = listen
+        self._hosts = hosts
         self._default_port = default_port
         self.cipher = cipher
         self._bound: list[BoundSocket] = []
@@ -136,10 +139,7 @@ class BulkEndpoint:
         Raises:
             PortInUseError: a port that was asked for is taken.
         """
-        if self._listen is None or self._listen:
-            self._bound = await trio.to_thread.run_sync(
-                lambda: open_listeners(self._listen, default_port=self._default_port)
-            )
+        self._bound = await trio.to_thread.run_sync(self._open)
         try:
             async with trio.open_nursery() as nursery:
                 for each in self._bound:
@@ -152,6 +152,18 @@ class BulkEndpoint:
                 each.socket.close()
             self._bound = []
             self._expected.clear()
+
+    def _open(self) -> list[BoundSocket]:
+        if self._listen is not None:
+            return open_listeners(self._listen)
+        if self._hosts is None:
+            return open_listeners(None, default_port=self._default_port)
+        try:
+            return open_listeners([_endpoint_text(host, self._default_port) for host in self._hosts])
+        except PortInUseError:
+            first, *others = self._hosts
+            opened = open_listeners([_endpoint_text(first, 0)])
+            return [*opened, *open_listeners([_endpoint_text(host, opened[0].port) for host in others])]
 
     async def _accept(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
         while True:
@@ -306,6 +318,10 @@ class BulkEndpoint:
 
 
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
+
+
+def _endpoint_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _context_for(session: BulkSession, *, listens: bool) -> ssl.SSLContext:

@@ -63,6 +63,7 @@ def render_status(result: StatusResult) -> str:
         ("publisher", result.publisher),
         *((("peer id", result.peer),) if result.peer else ()),
         *(("address", address) for address in result.addresses),
+        *((("bulk", result.bulk),) if result.bulk else ()),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
         ("store", f"{format_counted(result.artifacts, 'artifact')}, {held}"),
@@ -82,8 +83,11 @@ def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
     """
 
     def render(result: PeersResult) -> str:
-        rows = [(entry.peer, "yes" if entry.member else "no", " ".join(entry.addresses)) for entry in result.peers]
-        return columns(rows, ("PEER", "SHARES A NAMESPACE", "ADDRESSES")) if rows else ""
+        rows = [
+            (entry.peer, "yes" if entry.member else "no", entry.chunks or "none yet", " ".join(entry.addresses))
+            for entry in result.peers
+        ]
+        return columns(rows, ("PEER", "SHARES A NAMESPACE", "CHUNKS OVER", "ADDRESSES")) if rows else ""
 
     result = context.run("peers", PeersRequest(list(connect)), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)

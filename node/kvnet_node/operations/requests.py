@@ -726,6 +726,7 @@ class StatusResult(Result, frozen=True, tag="status"):
 
     Attributes:
         running: a node process serves this data directory.
+        bulk: where bulk connections are taken, and whether they are encrypted.
         reuse_verified: models that passed ``kvnet selftest`` on this machine.
     """
 
@@ -741,6 +742,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     pid: int = 0
     uptime_s: float = 0.0
     addresses: list[str] = []
+    bulk: str = ""
     peers: int = 0
     model: str = ""
     engines: list[str] = []
@@ -769,11 +771,13 @@ class PeerEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         member: it proved to share a namespace with this node.
+        chunks: how chunks come from it: ``bulk``, or ``stream`` and why; "" when none have been fetched.
     """
 
     peer: str
     addresses: list[str]
     member: bool = False
+    chunks: str = ""
 
 
 class PeersResult(Result, frozen=True, tag="peers"):

@@ -3,7 +3,7 @@
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -56,12 +56,12 @@ class Listening:
             return sock.recv(64)
 
 
-Listen = Callable[..., Awaitable[Listening]]
-
-
 @pytest.fixture
-async def listening(nursery: trio.Nursery) -> Listening:
-    """A listener on 127.0.0.1."""
+async def listening(nursery: trio.Nursery) -> AsyncIterator[Listening]:
+    """A listener on 127.0.0.1; its links are closed in the end."""
     endpoint = BulkEndpoint(["127.0.0.1:0"])
     await nursery.start(endpoint.run)
-    return Listening(endpoint)
+    listener = Listening(endpoint)
+    yield listener
+    for link in listener.links:
+        link.close()

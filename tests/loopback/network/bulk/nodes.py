@@ -39,6 +39,12 @@ class BulkNode:
     store: DiskStore
     name: str
 
+    @property
+    def n_connections(self) -> int:
+        """Its bulk connections now."""
+        assert self.exchange.bulk is not None
+        return self.exchange.bulk.n_connections
+
     def hold(self, n_tokens: int) -> ArtifactHash:
         """Have an artifact of so many tokens, 4 KiB each and layer."""
         made = sample(range(n_tokens), key=PublisherKey(seed(self.name)), namespace=MINE, fingerprint=WIDE)

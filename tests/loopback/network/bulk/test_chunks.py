@@ -215,8 +215,8 @@ async def test_receiver_whose_chunks_nobody_takes_stops_reading(listening: Liste
     first = await pair.next()
     assert isinstance(first, ChunkArrived)
     held = [first]
-    with trio.move_on_after(0.5):
-        while True:
+    with trio.move_on_after(0.5) as waited:
+        while not waited.cancelled_caught:
             event = await pair.receiver.next_event()
             if isinstance(event, ChunkArrived):
                 held.append(event)

@@ -45,6 +45,7 @@ async def test_wrong_certificate_is_refused(listening: Listening) -> None:
     session = listening.agree()
     await refused(listening, session.server_name, make_certificate())
     (await listening.dial(session)).close()
+    await listening.arrived.wait()
 
 
 async def test_missing_certificate_is_refused(listening: Listening) -> None:
@@ -95,6 +96,7 @@ async def test_nothing_can_be_resumed(listening: Listening, own_name: bool) -> N
         with plain, context.wrap_socket(plain, server_hostname=first.server_name) as sock:
             assert sock.recv(64) == GREETING
             kept = sock.session
+            assert kept is not None
             assert not kept.has_ticket
             # The library itself lets a session be used only with the context it is of.
             name = first.server_name if own_name else second.server_name
