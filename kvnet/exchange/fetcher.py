@@ -30,9 +30,10 @@ from kvnet.format.chunks import ChunkEntry, page_count
 from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.chunklist import verify_chunk_list
-from kvnet.protocol.fetch import FetchLimits
+from kvnet.protocol.fetch import DropReason, FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply, RefusalReason
+from kvnet.protocol.scoring import PeerScores
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.trust.envelope import SignedManifest, open_manifest
 from kvnet.trust.namespace import Namespace
@@ -107,6 +108,9 @@ class ArtifactFetcher:
         transport: how chunk bytes get here.
         sessions: whom to ask.
         limits: patience and appetite.
+
+    Attributes:
+        scores: what is remembered of peers between fetches.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class ArtifactFetcher:
         self._transport = transport
         self._sessions = sessions
         self._limits = limits
+        self.scores = PeerScores()
 
     async def locate(self, artifact: ArtifactHash) -> Located:
         """Ask peers, one after another, for the signed manifest of an artifact.
@@ -229,12 +234,31 @@ class ArtifactFetcher:
         return [located.session, *others]
 
     def providers(self, located: Located) -> list[Provider]:
-        """Whom to ask for chunks, the one that located it first."""
+        """Whom to ask for chunks, the best first by what they did before; none that sent wrong bytes of late.
+
+        Raises:
+            NotFoundError: everybody who could be asked did.
+        """
         keyed = bytes(located.namespace.keyed_artifact(located.signed.artifact_hash))
+        sessions = {session.peer: session for session in self._in_namespace(located)}
+        allowed = self.scores.order(sessions, trio.current_time())
+        if sessions and not allowed:
+            raise NotFoundError(
+                f"{len(sessions)} peers could be asked, and each of them sent wrong chunks before",
+                hint="Try again when another peer that has it is up, or in a few minutes.",
+            )
         return [
-            Provider(session.peer, session.opened.session_id, session.slots[located.namespace], keyed)
-            for session in self._in_namespace(located)
+            Provider(peer, sessions[peer].opened.session_id, sessions[peer].slots[located.namespace], keyed)
+            for peer in allowed
         ]
+
+    def _judge(self, delivered: Mapping[PeerId, Delivered], began_s: float) -> None:
+        """Remember what each peer did, for the fetches to come."""
+        now_s = trio.current_time()
+        for peer, each in delivered.items():
+            if each.dropped:
+                self.scores.dropped(peer, DropReason(each.dropped), now_s)
+            self.scores.delivered(peer, each.n_bytes, now_s - began_s, now_s)
 
     async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> TokenIds:
         """The artifact's token ids alone, verified and kept nowhere: what a claim of a shared prefix is checked with.
@@ -259,7 +283,11 @@ class ArtifactFetcher:
         delivered: dict[PeerId, Delivered] = {}
         if missing:
             fetch = ChunkFetch(self._transport, entries, missing, self.providers(located), keep, self._limits)
-            await fetch.run()
+            began_s = trio.current_time()
+            try:
+                await fetch.run()
+            finally:
+                self._judge(fetch.delivered, began_s)
             delivered = dict(fetch.delivered)
         parts |= fetched
         tokens = tokens_from_bytes(b"".join(parts[index] for index in plan.token_chunks))
@@ -340,9 +368,11 @@ class ArtifactFetcher:
                     return
                 sink = job.work.keep
                 fetch = ChunkFetch(self._transport, entries, missing, self.providers(job.located), sink, self._limits)
+                began_s = trio.current_time()
                 try:
                     await fetch.run()
                 finally:
+                    self._judge(fetch.delivered, began_s)
                     job.add(fetch.delivered)
         if patience.cancelled_caught and not job.work.begun:
             raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")

@@ -97,16 +97,15 @@ async def test_reuse_ends_at_the_first_token_that_differs_inside_a_block(
     assert not all(held[index] for index in tiles)
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        lambda data: bytes([data[0] ^ 1]) + data[1:],
-        lambda data: data[:-1],
-        lambda data: data + b"\0",
-        lambda data: bytes(len(data)),
-    ],
-    ids=["flipped", "truncated", "extended", "zeroed"],
-)
+LIES = {
+    "flipped": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "truncated": lambda data: data[:-1],
+    "extended": lambda data: data + b"\0",
+    "zeroed": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_bad_chunk_is_discarded_and_fetched_elsewhere(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, lie: object
 ) -> None:
@@ -130,9 +129,28 @@ async def test_a_bad_chunk_is_discarded_and_fetched_elsewhere(
     await b.meet(a)
     fetched = await b.fetch(added.record.hash)
     assert chunk_bytes(b, added.record.hash) == chunk_bytes(a, added.record.hash)
-    liar = fetched.delivered.get(evil.network.peer_id)
-    assert liar is not None
+    # What it did is remembered: it is not asked again.
+    assert set(fetched.delivered) == {a.network.peer_id}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_a_liar_beside_an_honest_peer_is_named_and_costs_no_chunk(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, lie: object
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a")
+    evil_identity = identity("evil", trusts=["a"])
+    evil = await start_node(world, nursery, tmp_path, "evil", who=evil_identity, lie=lie)  # type: ignore[arg-type]
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.add(TOKENS)
+    await evil.meet(a)
+    await evil.fetch(added.record.hash)
+    await b.meet(evil)
+    await b.meet(a)
+    fetched = await b.fetch(added.record.hash)
+    assert chunk_bytes(b, added.record.hash) == chunk_bytes(a, added.record.hash)
+    liar = fetched.delivered[evil.network.peer_id]
     assert (liar.n_chunks, liar.dropped) == (0, "bad_chunk")
+    assert b.exchange.fetcher.scores.banned(evil.network.peer_id, trio.current_time())
 
 
 async def test_an_untrusted_publishers_artifact_is_neither_fetched_nor_used(
