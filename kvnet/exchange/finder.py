@@ -18,6 +18,7 @@ from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, SessionsOf
 from kvnet.exchange.flights import Flights, Shared, Watch
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.race import GRACE_S, Race
 from kvnet.exchange.reuse import Rejected, held_tokens, judge
 from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
@@ -55,9 +56,6 @@ ASSUMED_PREFILL_TOKENS_S = 500.0
 PATIENT_PREFILL_TOKENS_S = 100.0
 """Prefill speed assumed until the engine was measured, when a fetch is compared with it, in tokens a second: slower
 than most machines, so that a first fetch is not given up too early."""
-
-GRACE_S = 0.5
-"""Seconds before a fetch is judged by its rate; what giving one up costs at most, beside the lookup."""
 
 MAX_CANDIDATES = 4
 """Claims whose manifests are asked for; the best is usually the first."""
@@ -381,7 +379,7 @@ class PrefixFinder:
         """Fetch what this prompt needs, or wait for another prompt's fetch of it, as long as that can win."""
         spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
         sizes = [checked.entries[index].length_bytes for index in checked.needed]
-        race = _Race(spared_s, prompt, max(sizes))
+        race = Race(spared_s, max(sizes), prompt.progress)
         race.begin(sum(sizes))
 
         async def fetch() -> _Fetched:
@@ -400,7 +398,7 @@ class PrefixFinder:
         usable = await self._lane.run(held_tokens, self._store, fetched.result.record, shared)
         return _described(fetched.result, usable, own=own)
 
-    async def _fetch_now(self, checked: _Checked, race: "_Race", tell: Watch) -> _Fetched:
+    async def _fetch_now(self, checked: _Checked, race: Race, tell: Watch) -> _Fetched:
         async def progress(event: FetchProgress) -> None:
             tell(event)
             await race.watch(event)
@@ -442,65 +440,6 @@ class PrefixFinder:
                 return _Shown(rejected=(verdict,), reasons=tuple(reasons))
             return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))
         return _Shown(reasons=tuple(reasons))
-
-
-class _Race:
-    """A fetch against local prefill: given up as soon as it cannot win any more.
-
-    Args:
-        prefill_s: estimated seconds of the prefill that the fetch would spare.
-        prompt: for whom; its progress callback is told.
-        chunk_bytes: of the largest chunk: nothing is heard of a chunk before all of it is here.
-    """
-
-    def __init__(self, prefill_s: float, prompt: _Prompt, chunk_bytes: int) -> None:
-        self._prefill_s = prefill_s
-        self._progress = prompt.progress
-        self._started_s = trio.current_time()
-        self._chunk_bytes = chunk_bytes
-        self._total_bytes = 0
-        self._last_done_bytes = 0
-        self._arrived_bytes = 0
-        self._scope = trio.CancelScope()
-
-    def begin(self, total_bytes: int) -> None:
-        """Wait for the first chunk."""
-        self._wait_for_next(0, total_bytes)
-
-    def scope(self) -> trio.CancelScope:
-        """A new scope that ends when the fetch cannot win any more."""
-        self._scope = trio.CancelScope(deadline=self._scope.deadline)
-        return self._scope
-
-    def _wait_for_next(self, done_bytes: int, total_bytes: int) -> None:
-        """Wait no longer than what will have arrived with the next chunk spares.
-
-        However a peer spreads its bytes, fetching and then computing the rest takes little longer than computing all.
-        """
-        share = min(1.0, (done_bytes + self._chunk_bytes) / max(1, total_bytes))
-        self._scope.deadline = self._started_s + GRACE_S + self._prefill_s * share
-
-    def judge(self, event: FetchProgress) -> None:
-        """Judge by the rate so far; called after every chunk, of another prompt's fetch too.
-
-        A fetch that was taken over counts only what was still missing; what had come before is here all the same.
-        """
-        elapsed_s = trio.current_time() - self._started_s
-        step = event.done_bytes - self._last_done_bytes
-        self._arrived_bytes += step if 0 < step <= self._chunk_bytes else min(event.done_bytes, self._chunk_bytes)
-        self._last_done_bytes = event.done_bytes
-        self._total_bytes = max(self._total_bytes, event.total_bytes)
-        left_bytes = event.total_bytes - event.done_bytes
-        left_s = elapsed_s * left_bytes / max(1, self._arrived_bytes)
-        if elapsed_s >= GRACE_S and left_s > self._prefill_s:
-            self._scope.cancel()
-        self._wait_for_next(self._total_bytes - left_bytes, self._total_bytes)
-
-    async def watch(self, event: FetchProgress) -> None:
-        """Judge a fetch of this prompt's own, and tell who wants to know."""
-        self.judge(event)
-        if self._progress is not None:
-            await self._progress(event)
 
 
 def _described(fetched: Fetched, n_tokens: int, *, own: bool) -> PrefixFetched:
