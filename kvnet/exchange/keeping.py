@@ -176,9 +176,13 @@ class Keeper:
     async def _keep(self, item: ToKeep) -> None:
         """Whatever goes wrong is counted: the request has been answered."""
         try:
-            record = await self._store_it(item)
+            held = await self._lane.run(self._find_held, item)
+            record = await self._store_it(item, held)
             if record is not None:
-                await self._let_go_of_older(record, item.tokens)
+                await self._let_go_of_older(record)
+                if held is not None and held.record.complete and held.manifest.publisher != record.manifest.publisher:
+                    # A session that moves to and fro brings one artifact a turn from the other node, too.
+                    await self._let_go_of_older(held.record)
         except NoLiveStateError:
             self._counters["keep_no_live_state"] += 1
         except TrustError:
@@ -190,9 +194,8 @@ class Keeper:
             self._counters["keep_failed"] += 1
             _log.info("a conversation was not kept: %s", error)
 
-    async def _store_it(self, item: ToKeep) -> ArtifactRecord | None:
-        """What is held may have changed since the request, most of all when two had the same new prompt: look again."""
-        held = await self._lane.run(self._find_held, item)
+    async def _store_it(self, item: ToKeep, held: PrefixHit | None) -> ArtifactRecord | None:
+        """What is held may have changed since the request, most of all when two had the same new prompt: ask again."""
         stored_tokens = held.n_tokens if held is not None else 0
         signals = replace(item.signals, held_tokens=len(item.tokens), stored_tokens=stored_tokens)
         if not self.policy.decide(signals).keep_tokens:
@@ -221,28 +224,31 @@ class Keeper:
         return find_local(self._store, item.engine.info, self._identity, item.tokens, limit_tokens=limit).hit
 
     def _keys(self, record: ArtifactRecord, tokens: Sequence[int]) -> list[PrefixKey]:
-        namespace = self._identity.namespaces()[0]
-        return block_keys(namespace.prefix_root(record.manifest.fingerprint.hash), tokens)
+        """Its prefix keys; none when this node is not in its namespace any more."""
+        for namespace in self._identity.namespaces():
+            if namespace.id == record.manifest.namespace:
+                return block_keys(namespace.prefix_root(record.manifest.fingerprint.hash), tokens)
+        return []
 
     # --- letting go ---------------------------------------------------------------------------------------------------
 
-    async def _let_go_of_older(self, record: ArtifactRecord, tokens: Sequence[int]) -> None:
-        for artifact in await self._lane.run(self._older, record, tokens):
+    async def _let_go_of_older(self, record: ArtifactRecord) -> None:
+        for artifact in await self._lane.run(self._older, record):
             self._hooks.removed(artifact)
             await self._lane.run(self._store.release, artifact)
             self._counters["superseded"] += 1
 
-    def _older(self, record: ArtifactRecord, tokens: Sequence[int]) -> list[ArtifactHash]:
+    def _older(self, record: ArtifactRecord) -> list[ArtifactHash]:
         """Artifacts kept for earlier turns of this conversation: the new one can do all that they can."""
-        namespace = self._identity.namespaces()[0]
+        tokens = self._store.tokens_of(record.hash)
         keys = self._keys(record, tokens)
         named = self._hooks.named()
         older: list[ArtifactHash] = []
-        for artifact, _ in self._store.find_prefix(namespace.id, list(reversed(keys))):
+        for artifact, _ in self._store.find_prefix(record.manifest.namespace, list(reversed(keys))):
             one = self._store.get(artifact)
             if one is None or artifact in named or not _may_replace(record, one):
                 continue
-            if self._store.tokens_of(artifact) == list(tokens[: one.manifest.n_tokens]):
+            if self._store.tokens_of(artifact) == tokens[: one.manifest.n_tokens]:
                 older.append(artifact)
         return older
 
@@ -257,7 +263,7 @@ def _contains(longer: ToKeep, shorter: ToKeep) -> bool:
 
 
 def _may_replace(new: ArtifactRecord, old: ArtifactRecord) -> bool:
-    """Whether nobody misses ``old`` when ``new`` begins with its tokens: kept automatically, by the same key.
+    """Whether nobody misses ``old`` when ``new`` begins with its tokens: kept automatically, signed by the same key.
 
     An artifact that depends on fewer others is not given up for one that depends on more: those may be distrusted.
     """

@@ -137,6 +137,23 @@ async def test_turns_of_a_conversation_do_not_pile_up_and_each_writes_only_its_o
     assert len(a.exchange._told) == 1
 
 
+async def test_a_session_that_moves_to_and_fro_does_not_pile_up_either(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await pair(world, nursery, tmp_path)
+    talk = [SYSTEM]
+    counts: list[tuple[int, int]] = []
+    for _ in range(4):
+        for node in (a, b):
+            await converse(node, 2, talk)
+            await node.engine.drop_live()
+        counts.append((len(a.store.artifacts()), len(b.store.artifacts())))
+    # The newest of each signer; and the one that depends on nobody else, for the day the other is distrusted.
+    assert counts[1] == counts[-1]
+    assert max(counts[-1]) <= 3
+    assert (await b.ask(*talk[:-1])).text == talk[-1][1]
+
+
 async def test_a_named_or_pinned_artifact_is_never_let_go(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
