@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kvnet.errors import EngineError
+from kvnet_node.asking import ask
 from kvnet_node.demonstration import (
     ANSWER_TOKENS,
     DEMO_QUESTION,
@@ -95,11 +96,13 @@ class Row:
         key: its name in JSON, in seconds.
         title: in words.
         measure: one timing; rows run in the order of the table, and each finds what those before it left.
+        needs_endpoint: it asks the node over HTTP, as clients do; left out where the endpoint is turned off.
     """
 
     key: str
     title: str
     measure: Callable[[Bench], Timing]
+    needs_endpoint: bool = False
 
 
 def _plain(bench: Bench) -> Timing:
@@ -117,12 +120,30 @@ def _from_peer(bench: Bench) -> Timing:
     return bench.answer(source="peer")
 
 
+def _from_ram(bench: Bench) -> Timing:
+    """The same request twice: the second one continues from the caches that the first one left in memory."""
+    body = {
+        "model": str(bench.model),
+        "messages": msgspec.json.decode(bench.chat.read_bytes()),
+        "max_tokens": ANSWER_TOKENS,
+    }
+    ask(bench.asker.endpoint, body)
+    told = ask(bench.asker.endpoint, body)
+    if told.source != "ram" or told.reused_tokens < bench.prefix_tokens:
+        raise EngineError(
+            f"expected {bench.prefix_tokens:,} tokens from memory, found {told.reused_tokens:,} from {told.source}",
+            hint="a model that needs more memory than there is keeps no caches",
+        )
+    return Timing(told.ttft_s, told.text, told.reused_tokens, [], told.prompt_tokens)
+
+
 ROWS: tuple[Row, ...] = (
     Row("plain_mlx_lm_s", "mlx-lm alone", _plain),
     Row("cold_s", "kvnet, no reuse", lambda bench: bench.answer("--no-reuse")),
     Row("empty_network_s", "kvnet, peer has nothing", lambda bench: bench.answer()),
     Row("peer_s", "kvnet, from a peer", _from_peer),
     Row("local_store_s", "kvnet, from disk", lambda bench: bench.answer(source="disk")),
+    Row("ram_s", "kvnet, from memory", _from_ram, needs_endpoint=True),
 )
 """In the order in which a round runs them: first what knows nothing, then what a peer has, then what that left."""
 
@@ -212,6 +233,8 @@ def _measure(bench: Bench, length: int, rounds: int, say: Say) -> Measured:
     prompt_tokens = 0
     for number in range(1, rounds + 1):
         for row in ROWS:
+            if row.needs_endpoint and not bench.asker.endpoint:
+                continue
             timing = row.measure(bench)
             collected.take(row, timing)
             prompt_tokens = timing.prompt_tokens

@@ -116,6 +116,7 @@ class Side:
     def __init__(self, name: str, data_dir: Path, say: Say) -> None:
         self.name = name
         self.addresses: list[str] = []
+        self.endpoint = ""
         self._data_dir = data_dir
         self._say = say
         self._node: subprocess.Popen[bytes] | None = None
@@ -155,6 +156,7 @@ class Side:
         line = self._first_line()
         started: dict[str, Any] = msgspec.json.decode(line)
         self.addresses = started["addresses"]
+        self.endpoint = next(iter(started.get("endpoint", [])), "")
 
     def _first_line(self) -> bytes:
         import select

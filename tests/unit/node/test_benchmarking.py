@@ -30,7 +30,7 @@ def test_a_length_is_one_line_of_the_agreed_shape() -> None:
 
 
 def test_every_row_of_the_table_is_measured_and_none_twice() -> None:
-    assert {row.key for row in ROWS} == TIMES.keys()
+    assert {row.key for row in ROWS if not row.needs_endpoint} == TIMES.keys()
     assert len({row.key for row in ROWS}) == len(ROWS)
 
 
