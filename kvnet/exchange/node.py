@@ -368,6 +368,17 @@ class ExchangeNode:
         """Serve on what was fetched: same hash, same signature."""
         self.published(result.record, result.keys)
 
+    async def repair(self, artifact: ArtifactHash, indices: Sequence[int]) -> bool:
+        """Fetch chunks of an artifact that went bad here; whether all of them are held again.
+
+        Raises:
+            KvnetError: nobody reachable has it, or it cannot be kept.
+        """
+        located = await self.fetcher.locate(artifact)
+        entries = await self.fetcher.chunk_list(located)
+        self.fetched(await self.fetcher.fetch(located, entries, indices))
+        return all([await self._lane.run(self._store.has_chunk, entries[index].hash) for index in indices])
+
     def removed(self, artifact: ArtifactHash) -> None:
         """Serve and announce an artifact no longer; keys that others share go on being announced."""
         self._server.withdraw(artifact)
