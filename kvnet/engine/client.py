@@ -22,6 +22,11 @@ import trio
 
 import kvnet
 from kvnet.engine.interface import (
+    Completed,
+    CompletionBody,
+    CompletionEvent,
+    CompletionRequest,
+    CompletionStarted,
     Engine,
     Exported,
     ExportEvent,
@@ -31,16 +36,24 @@ from kvnet.engine.interface import (
     GenerateEvent,
     GenerateRequest,
     JsonObject,
+    LiveCaches,
     Logits,
     LogitsRequest,
     ModelInfo,
+    Origin,
     PrefillProgress,
+    PreparedPrompt,
+    PromptRequest,
     TextDelta,
 )
 from kvnet.engine.wire import (
     FINAL_EVENTS,
+    BodyEvent,
     CancelCall,
+    CompleteCall,
+    CompletedEvent,
     DeltaEvent,
+    DropLiveCall,
     ExportCall,
     ExportedEvent,
     FailedEvent,
@@ -48,19 +61,28 @@ from kvnet.engine.wire import (
     FrameBuffer,
     GenerateCall,
     GeneratedEvent,
+    LiveCall,
+    LiveEvent,
     LogitsCall,
     LogitsEvent,
+    PrepareCall,
+    PreparedEvent,
     ProgressEvent,
     ReadyEvent,
     Record,
     RenderCall,
+    StartedEvent,
+    TextEvent,
+    TextOfCall,
     TokenizeCall,
     TokensEvent,
     bytes_text,
     encode_frame,
     model_info,
+    prepared_prompt,
     raised_error,
     text_bytes,
+    wire_prompt,
     wire_restores,
     written_chunks,
 )
@@ -405,6 +427,8 @@ class EngineClient(Engine):
             first_block=request.first_block,
             codec=request.codec.value,
             context_size_bytes=request.context_size_bytes,
+            prefill=request.prefill,
+            background=request.background,
         )
         child = await self._running()
         with child.request(call) as events:
@@ -417,6 +441,53 @@ class EngineClient(Engine):
                     yield _exported(event)
                     return
         raise child.crash()
+
+    async def prepare(self, request: PromptRequest) -> PreparedPrompt:
+        """See ``Engine.prepare``."""
+        call = PrepareCall(
+            next(self._ids),
+            request.kind.value,
+            request.body,
+            json.dumps(dict(request.template_inputs)).encode(),
+            list(request.marks),
+        )
+        return prepared_prompt(_expected(await self._answer(call), PreparedEvent).prompt)
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionEvent, None]:
+        """See ``Engine.complete``."""
+        call = CompleteCall(
+            id=next(self._ids),
+            kind=request.kind.value,
+            body=request.body,
+            prompt=wire_prompt(request.prompt),
+            restores=wire_restores(request.restore),
+            use_live=request.use_live,
+            keep_live=request.keep_live,
+            created_tokens=request.created_tokens,
+        )
+        child = await self._running()
+        with child.request(call) as events:
+            async for event in events:
+                if isinstance(event, FailedEvent):
+                    raise raised_error(event)
+                yield _completion_event(event)
+                if isinstance(event, CompletedEvent):
+                    return
+        raise child.crash()
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """See ``Engine.text_of``."""
+        answer = await self._answer(TextOfCall(next(self._ids), tokens_to_bytes(tokens)))
+        return bytes_text(_expected(answer, TextEvent).text)
+
+    async def live(self) -> LiveCaches:
+        """See ``Engine.live``."""
+        answer = _expected(await self._answer(LiveCall(next(self._ids))), LiveEvent)
+        return LiveCaches(answer.n_caches, answer.size_bytes)
+
+    async def drop_live(self) -> None:
+        """See ``Engine.drop_live``."""
+        _expected(await self._answer(DropLiveCall(next(self._ids))), LiveEvent)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """See ``Engine.generate``."""
@@ -461,6 +532,26 @@ def _exported(event: ExportedEvent) -> Exported:
         event.prefilled_tokens,
         event.restore_us / 1e6,
         event.prefill_us / 1e6,
+        tuple(Origin(origin.manifest, origin.n_tokens) for origin in event.origins),
+    )
+
+
+def _completion_event(event: Record) -> CompletionEvent:
+    if isinstance(event, BodyEvent):
+        return CompletionBody(event.data)
+    if isinstance(event, StartedEvent):
+        return CompletionStarted(
+            event.status, event.content_type, event.live_tokens, event.restored_tokens, event.restore_us / 1e6
+        )
+    completed = _expected(event, CompletedEvent)
+    return Completed(
+        tokens=tuple(tokens_from_bytes(completed.tokens)),
+        finish_reason=completed.finish_reason,
+        held_tokens=completed.held_tokens,
+        ttft_s=completed.ttft_us / 1e6,
+        prefilled_tokens=completed.prefilled_tokens,
+        prefill_s=completed.prefill_us / 1e6,
+        decode_s=completed.decode_us / 1e6,
     )
 
 

@@ -229,6 +229,7 @@ class CompletionRequest:
         restore: state to continue from when no live cache holds more.
         use_live: continue from live caches.
         keep_live: keep live caches of this prompt and its answer.
+        created_tokens: prompt tokens that will newly be kept, for the answer's ``usage``.
     """
 
     kind: PromptKind
@@ -237,6 +238,7 @@ class CompletionRequest:
     restore: RestorePlan | None = None
     use_live: bool = True
     keep_live: bool = True
+    created_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class Completed:
 
     Attributes:
         tokens: the token ids generated, without an end token.
-        finish_reason: ``"stop"``, ``"length"`` or ``"tool_calls"``.
+        finish_reason: ``"stop"``, ``"length"`` or ``"tool_calls"``; empty when the request was answered with an error.
         held_tokens: how many tokens of prompt + answer, from the start, a live cache holds now; 0 when not kept.
         ttft_s: seconds from the request to the first token, inside the engine.
         prefilled_tokens: prompt tokens computed.
@@ -453,6 +455,7 @@ class Engine(Protocol):
             IntegrityError: restored bytes do not match their hash; before ``CompletionStarted``.
             CompatibilityError: the state to restore is not for this model; before ``CompletionStarted``.
             OverBudgetError: the tokens exceed the window or the memory budget; before ``CompletionStarted``.
+            BusyError: too many completions run; before ``CompletionStarted``.
             EngineError: anything else, at any time.
             EngineCrashedError: the engine process ended, at any time.
         """

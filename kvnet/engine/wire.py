@@ -12,11 +12,20 @@ from typing import Any
 
 import msgspec
 
-from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan, WrittenChunk
+from kvnet.engine.interface import (
+    Boundary,
+    BoundaryKind,
+    ChunkRef,
+    ModelInfo,
+    PreparedPrompt,
+    RestorePlan,
+    WrittenChunk,
+)
 from kvnet.errors import EngineError, KvnetError, MalformedError
 from kvnet.format import cbor
 from kvnet.format.fingerprint import Producer, decode_fingerprint
 from kvnet.format.hashes import ChunkHash
+from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 MAX_FRAME_BYTES = 64 << 20
 """A prompt of four million tokens with room to spare; more is a defect, not a request."""
@@ -72,6 +81,8 @@ class ExportCall(Record, frozen=True):
     first_block: int
     codec: str
     context_size_bytes: int
+    prefill: bool
+    background: bool
 
 
 class GenerateCall(Record, frozen=True):
@@ -89,6 +100,50 @@ class LogitsCall(Record, frozen=True):
     restores: list[WireRestore]
     stops: list[int]
     one_shot: bool
+
+
+class WirePrompt(msgspec.Struct, frozen=True):
+    """A ``PreparedPrompt``; tokens as u32le, a boundary as its tokens, kind and messages."""
+
+    tokens: bytes
+    boundaries: list[tuple[int, str, int]]
+    stable_tokens: int
+    live_tokens: int
+
+
+class PrepareCall(Record, frozen=True):
+    """A ``PromptRequest``; template inputs as JSON."""
+
+    kind: str
+    body: bytes
+    inputs: bytes
+    marks: list[int]
+
+
+class CompleteCall(Record, frozen=True):
+    """A ``CompletionRequest``."""
+
+    kind: str
+    body: bytes
+    prompt: WirePrompt
+    restores: list[WireRestore]
+    use_live: bool
+    keep_live: bool
+    created_tokens: int
+
+
+class TextOfCall(Record, frozen=True):
+    """Ask for the text of tokens; u32le."""
+
+    tokens: bytes
+
+
+class LiveCall(Record, frozen=True):
+    """Ask what live caches hold."""
+
+
+class DropLiveCall(Record, frozen=True):
+    """Forget every live cache."""
 
 
 class CancelCall(Record, frozen=True):
@@ -158,6 +213,13 @@ class GeneratedEvent(Record, frozen=True):
     prefill_us: int
 
 
+class WireOrigin(msgspec.Struct, frozen=True):
+    """An ``Origin``."""
+
+    manifest: bytes
+    n_tokens: int
+
+
 class ExportedEvent(Record, frozen=True):
     """An ``Exported``."""
 
@@ -166,6 +228,7 @@ class ExportedEvent(Record, frozen=True):
     prefilled_tokens: int
     restore_us: int
     prefill_us: int
+    origins: list[WireOrigin] = msgspec.field(default_factory=list)
 
 
 class LogitsEvent(Record, frozen=True):
@@ -175,7 +238,66 @@ class LogitsEvent(Record, frozen=True):
     positions: list[int]
 
 
-CALLS: tuple[type[Record], ...] = (RenderCall, TokenizeCall, ExportCall, GenerateCall, LogitsCall, CancelCall)
+class PreparedEvent(Record, frozen=True):
+    """Answer to a prepare call."""
+
+    prompt: WirePrompt
+
+
+class StartedEvent(Record, frozen=True):
+    """A ``CompletionStarted``."""
+
+    status: int
+    content_type: str
+    live_tokens: int
+    restored_tokens: int
+    restore_us: int
+
+
+class BodyEvent(Record, frozen=True):
+    """A ``CompletionBody``."""
+
+    data: bytes
+
+
+class CompletedEvent(Record, frozen=True):
+    """A ``Completed``; tokens as u32le."""
+
+    tokens: bytes
+    finish_reason: str
+    held_tokens: int
+    ttft_us: int
+    prefilled_tokens: int
+    prefill_us: int
+    decode_us: int
+
+
+class TextEvent(Record, frozen=True):
+    """Answer to a text call."""
+
+    text: bytes
+
+
+class LiveEvent(Record, frozen=True):
+    """Answer to a live or drop-live call: ``LiveCaches`` as they are then."""
+
+    n_caches: int
+    size_bytes: int
+
+
+CALLS: tuple[type[Record], ...] = (
+    RenderCall,
+    TokenizeCall,
+    ExportCall,
+    GenerateCall,
+    LogitsCall,
+    PrepareCall,
+    CompleteCall,
+    TextOfCall,
+    LiveCall,
+    DropLiveCall,
+    CancelCall,
+)
 EVENTS: tuple[type[Record], ...] = (
     ReadyEvent,
     FailedEvent,
@@ -186,8 +308,24 @@ EVENTS: tuple[type[Record], ...] = (
     GeneratedEvent,
     ExportedEvent,
     LogitsEvent,
+    PreparedEvent,
+    StartedEvent,
+    BodyEvent,
+    CompletedEvent,
+    TextEvent,
+    LiveEvent,
 )
-FINAL_EVENTS = (FailedEvent, TokensEvent, GeneratedEvent, ExportedEvent, LogitsEvent)
+FINAL_EVENTS = (
+    FailedEvent,
+    TokensEvent,
+    GeneratedEvent,
+    ExportedEvent,
+    LogitsEvent,
+    PreparedEvent,
+    CompletedEvent,
+    TextEvent,
+    LiveEvent,
+)
 """Events after which a request is over."""
 _TYPES: tuple[type[Record], ...] = (*CALLS, *EVENTS)
 _NUMBERS = {record: number for number, record in enumerate(_TYPES)}
@@ -284,6 +422,26 @@ def restore_plan(restores: Sequence[WireRestore]) -> RestorePlan | None:
         ChunkRef(c.index, Path(bytes_text(c.path)), c.offset, c.length, ChunkHash(c.hash)) for c in wire.chunks
     )
     return RestorePlan(wire.manifest, wire.n_tokens, chunks)
+
+
+def wire_prompt(prompt: PreparedPrompt) -> WirePrompt:
+    """A prepared prompt as it crosses."""
+    return WirePrompt(
+        tokens_to_bytes(prompt.tokens),
+        [(boundary.n_tokens, boundary.kind.value, boundary.n_messages) for boundary in prompt.boundaries],
+        prompt.stable_tokens,
+        prompt.live_tokens,
+    )
+
+
+def prepared_prompt(wire: WirePrompt) -> PreparedPrompt:
+    """The reverse of ``wire_prompt``."""
+    return PreparedPrompt(
+        tokens=tuple(tokens_from_bytes(wire.tokens)),
+        boundaries=tuple(Boundary(n, BoundaryKind(kind), messages) for n, kind, messages in wire.boundaries),
+        stable_tokens=wire.stable_tokens,
+        live_tokens=wire.live_tokens,
+    )
 
 
 def wire_chunks(chunks: Sequence[WrittenChunk]) -> list[WireChunk]:

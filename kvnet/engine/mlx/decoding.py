@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
@@ -20,6 +20,7 @@ from kvnet.engine.mlx.caches import as_batch, evaluate
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.stopping import StopText
 from kvnet.engine.wire import DeltaEvent, FirstTokenEvent, GeneratedEvent, error_event, text_bytes
+from kvnet.errors import EngineError
 from kvnet.format.prefix import tokens_to_bytes
 
 MAX_BATCH = 32
@@ -288,19 +289,19 @@ class DecodeThread:
 
     def _tell(self, generation: Generation, token: int, logprobs: mx.array, reason: str | None) -> str | None:
         """Tells one token; returns why the answer ends with it, if it does."""
-        detokenizer, stop_text, sink = generation.detokenizer, generation.stop_text, generation.sink
+        detokenizer, stop_text, sink = generation.detokenizer, generation.stop_text, _set(generation.sink)
         if reason != "stop":
             generation.made.append(token)
             detokenizer.add_token(token)
         if reason is not None:
             detokenizer.finalize()
         text = detokenizer.last_segment
-        if reason != "stop" and (cut := stop_text.cut(text)) is not None:
+        if reason != "stop" and (cut := _set(stop_text).cut(text)) is not None:
             # The handler goes on from its text alone: an end without a reason is a stop, with all of the text before.
             text, reason, told = text[:cut], "stop", None
         else:
             told = reason
-        logprob = logprobs[token].item() if generation.logprobs else 0.0
+        logprob = _number(logprobs[token]) if generation.logprobs else 0.0
         sink.told(Piece(text, token, logprob, told, self._likeliest(generation, logprobs)))
         return reason
 
@@ -308,9 +309,10 @@ class DecodeThread:
         # As mlx-lm's server tells them.
         if generation.top_logprobs <= 0:
             return ()
-        tokens = mx.argpartition(-logprobs, kth=generation.top_logprobs - 1)[: generation.top_logprobs].tolist()
+        places = mx.argpartition(-logprobs, kth=generation.top_logprobs - 1)[: generation.top_logprobs]
+        tokens: Any = places.tolist()
+        values: Any = logprobs[places].tolist()
         names = self._tokenizer.convert_ids_to_tokens(tokens)
-        values = logprobs[mx.array(tokens)].tolist()
         return tuple(
             {"id": token, "token": name, "logprob": value}
             for token, name, value in zip(tokens, names, values, strict=True)
@@ -320,8 +322,7 @@ class DecodeThread:
         generation.ended_s = time.monotonic()
         self._keep(generation, caches, held)
         generation.release()
-        assert generation.sink is not None  # noqa: S101 - set when it joined
-        generation.sink.ended(generation, reason)
+        _set(generation.sink).ended(generation, reason)
 
     def _keep(self, generation: Generation, caches: list[Any], held: list[int]) -> None:
         if generation.finished is None:
@@ -347,9 +348,10 @@ class DecodeThread:
     def _drop(self, generation: Generation, caches: list[Any], held: list[int]) -> None:
         try:
             self._keep(generation, caches, held)
-        finally:
-            generation.caches = []
-            generation.release()
+        except Exception as error:  # noqa: BLE001 - nobody waits for it, and no other sequence is to suffer
+            generation.request.send(error_event(generation.request.id, error))
+        generation.caches = []
+        generation.release()
 
     def _remove(self, gone: set[int]) -> None:
         self._running = {uid: generation for uid, generation in self._running.items() if uid not in gone}
@@ -371,6 +373,20 @@ class DecodeThread:
 
     def _empty_batch(self) -> Any:
         return GenerationBatch.empty(self._model, _greedy)
+
+
+T = TypeVar("T")
+
+
+def _set(value: T | None) -> T:
+    """What is set when a generation joins the batch."""
+    if value is None:
+        raise EngineError("the generation has not joined the batch")
+    return value
+
+
+def _number(value: Any) -> float:
+    return float(value.item())
 
 
 def _greedy(logprobs: mx.array) -> mx.array:

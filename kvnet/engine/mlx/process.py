@@ -1,8 +1,9 @@
 """The engine process: ``python -m kvnet.engine.mlx.process --fd N --model FOLDER``.
 
 Threads: the main thread reads calls from the inherited socket; the prefill lane and the decode thread own MLX; one
-thread renders and tokenizes; one writes events. The process ends when the other end of the socket closes, whatever it
-is doing: ``os._exit``, because an interpreter that tears down under a live MLX thread aborts.
+thread renders, tokenizes and prepares prompts; each completion has one that formats its answer; one writes events. The
+process ends when the other end of the socket closes, whatever it is doing: ``os._exit``, because an interpreter that
+tears down under a live MLX thread aborts.
 """
 
 import argparse
@@ -18,33 +19,54 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvnet.engine.interface import ExportRequest, GenerateRequest, LogitsRequest
-from kvnet.engine.mlx import blas, runtime
+from kvnet.engine.interface import (
+    CompletionRequest,
+    ExportRequest,
+    GenerateRequest,
+    LogitsRequest,
+    PromptKind,
+    PromptRequest,
+)
+from kvnet.engine.mlx import blas, runtime, server_parts
 from kvnet.engine.mlx.requests import Request
 from kvnet.engine.wire import (
     FINAL_EVENTS,
     CancelCall,
+    CompleteCall,
+    DropLiveCall,
     ExportCall,
     FrameBuffer,
     GenerateCall,
+    LiveCall,
+    LiveEvent,
     LogitsCall,
+    PrepareCall,
+    PreparedEvent,
     Record,
     RenderCall,
+    TextEvent,
+    TextOfCall,
     TokenizeCall,
     TokensEvent,
     bytes_text,
     encode_frame,
     error_event,
+    prepared_prompt,
     ready_event,
     restore_plan,
+    text_bytes,
+    wire_prompt,
 )
-from kvnet.errors import EngineError
+from kvnet.errors import EngineError, KvnetError
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 if TYPE_CHECKING:
-    from kvnet.engine.mlx.lane import Runner
+    from kvnet.engine.mlx.decoding import Generation
+    from kvnet.engine.mlx.endpoint import Endpoint
+    from kvnet.engine.mlx.lane import Prefilled, Reused, Runner
     from kvnet.engine.mlx.live import Shelf
+    from kvnet.engine.mlx.preparing import Preparer
     from kvnet.engine.mlx.text import PromptText
 
 READ_BYTES = 1 << 18
@@ -109,6 +131,8 @@ class EngineProcess:
         self._runner: Runner
         self._shelf: Shelf
         self._text: PromptText
+        self._preparer: Preparer
+        self._endpoint: Endpoint
 
     def run(self) -> None:
         """Loads the model and serves until the socket closes."""
@@ -123,10 +147,12 @@ class EngineProcess:
     def _load(self) -> None:
         from kvnet.engine.mlx.budget import Budget, default_live_bytes
         from kvnet.engine.mlx.decoding import DecodeThread
+        from kvnet.engine.mlx.endpoint import Endpoint
         from kvnet.engine.mlx.fingerprinting import DigestCache
         from kvnet.engine.mlx.lane import Runner
         from kvnet.engine.mlx.live import Shelf
         from kvnet.engine.mlx.loader import load_folder
+        from kvnet.engine.mlx.preparing import Preparer
         from kvnet.engine.mlx.text import PromptText
 
         asked = self._arguments
@@ -154,6 +180,8 @@ class EngineProcess:
             loaded, budget, decode, self._shelf, waiting=self._lane.shared_by_waiting, give_way=self._lane.give_way
         )
         self._text = PromptText(loaded.tokenizer)
+        self._preparer = Preparer(loaded.tokenizer, self._text, self._shelf.covered)
+        self._endpoint = Endpoint(loaded.tokenizer, info.window_tokens, self._prefill)
         self._outbox.put(ready_event(info))
 
     def _take(self, record: Record) -> None:
@@ -164,10 +192,43 @@ class EngineProcess:
             return
         request = Request(record.id, self._send_for(record.id))
         self._requests[record.id] = request
-        if isinstance(record, RenderCall | TokenizeCall):
-            self._text_thread.submit(request, lambda: self._tokens(request, record))
+        if isinstance(record, RenderCall | TokenizeCall | PrepareCall | TextOfCall):
+            self._text_thread.submit(request, lambda: self._words(request, record))
+        elif isinstance(record, LiveCall | DropLiveCall):
+            self._tell_live(request, drop=isinstance(record, DropLiveCall))
+        elif isinstance(record, CompleteCall):
+            self._complete(request, record)
         else:
-            self._lane.submit(request, lambda: self._compute(request, record))
+            background = isinstance(record, ExportCall) and record.background
+            self._lane.submit(request, lambda: self._compute(request, record), background=background)
+
+    def _complete(self, request: Request, call: CompleteCall) -> None:
+        try:
+            self._endpoint.answer(request, _completion_request(call))
+        except KvnetError as error:
+            request.send(error_event(request.id, error))
+
+    def _prefill(
+        self,
+        request: Request,
+        asked: CompletionRequest,
+        max_tokens: int,
+        *,
+        started: "Callable[[Reused], None]",
+        generation: "Callable[[Prefilled], Generation]",
+    ) -> None:
+        """Queues a completion's prompt; see ``Runner.complete``."""
+        self._lane.submit(
+            request,
+            lambda: self._runner.complete(request, asked, max_tokens, started=started, generation=generation),
+            tokens=asked.prompt.tokens,
+        )
+
+    def _tell_live(self, request: Request, *, drop: bool) -> None:
+        if drop:
+            self._shelf.drop()
+        held = self._shelf.figures()
+        request.send(LiveEvent(request.id, held.n_caches, held.size_bytes))
 
     def _send_for(self, request_id: int) -> Callable[[Record], None]:
         def send(event: Record) -> None:
@@ -177,7 +238,14 @@ class EngineProcess:
 
         return send
 
-    def _tokens(self, request: Request, call: RenderCall | TokenizeCall) -> None:
+    def _words(self, request: Request, call: RenderCall | TokenizeCall | PrepareCall | TextOfCall) -> None:
+        if isinstance(call, PrepareCall):
+            asked = PromptRequest(PromptKind(call.kind), call.body, json.loads(call.inputs), tuple(call.marks))
+            request.send(PreparedEvent(request.id, wire_prompt(self._preparer.prepare(asked))))
+            return
+        if isinstance(call, TextOfCall):
+            request.send(TextEvent(request.id, text_bytes(self._text.text_of(tokens_from_bytes(call.tokens)))))
+            return
         if isinstance(call, TokenizeCall):
             tokens = self._text.tokenize(bytes_text(call.text))
         else:
@@ -214,6 +282,20 @@ def _export_request(call: ExportCall) -> ExportRequest:
         first_block=call.first_block,
         codec=Codec(call.codec),
         context_size_bytes=call.context_size_bytes,
+        prefill=call.prefill,
+        background=call.background,
+    )
+
+
+def _completion_request(call: CompleteCall) -> CompletionRequest:
+    return CompletionRequest(
+        kind=PromptKind(call.kind),
+        body=call.body,
+        prompt=prepared_prompt(call.prompt),
+        restore=restore_plan(call.restores),
+        use_live=call.use_live,
+        keep_live=call.keep_live,
+        created_tokens=call.created_tokens,
     )
 
 
@@ -239,6 +321,7 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         report = blas.preload()
         runtime.import_mlx_lm()
+        server_parts.import_parts()
         EngineProcess(connection, arguments, report).run()
     except Exception as error:  # noqa: BLE001 - the last handler: say what happened, then leave without teardown
         status = 1

@@ -1,7 +1,7 @@
 """Stop texts: where an answer ends because of what it says.
 
-mlx-lm stops on the token ids that a stop text has by itself. A model that writes the same text with other tokens (``a``
-and ``\\n\\n`` for the stop text ``\\n``) would run on, so the text is watched as well.
+mlx-lm stops on the token ids that a stop text has by itself. A model that writes the same text with other tokens (two
+line ends in one token, where one ends the answer) would run on, so the text is watched as well.
 """
 
 

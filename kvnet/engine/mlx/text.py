@@ -68,7 +68,7 @@ class PromptText:
         Raises:
             EngineError: no template, a message that is not text, or the template refuses.
         """
-        return self._apply(self._fitted(_plain(messages)), inputs, answer=True)
+        return self._apply(self.fitted(_plain(messages)), inputs, answer=True)
 
     def context_tokens(self, messages: Sequence[JsonObject], inputs: JsonObject) -> list[int]:
         """The tokens that every question after ``messages`` shares, at most to the end of their own rendering.
@@ -79,12 +79,12 @@ class PromptText:
         plain = _plain(messages)
         inputs = _at_one_moment(inputs)
         first, second = (
-            self._apply(self._fitted([*plain, {"role": "user", "content": question}]), inputs, answer=True)
+            self._apply(self.fitted([*plain, {"role": "user", "content": question}]), inputs, answer=True)
             for question in _QUESTIONS
         )
         cut = common_prefix(first, second)
         try:
-            own = self._apply(self._fitted(plain), inputs, answer=False)
+            own = self._apply(self.fitted(plain), inputs, answer=False)
         except EngineError:
             # Some templates cannot render messages without a question; then the questions alone decide.
             return first[:cut]
@@ -106,7 +106,8 @@ class PromptText:
             return ""
         return str(self._tokenizer.get_chat_template())
 
-    def _fitted(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def fitted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with system text at the head of the first user message, where the template has no such role."""
         if self.has_system_role or not any(message["role"] == "system" for message in messages):
             return messages
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
@@ -121,7 +122,21 @@ class PromptText:
         tokens = self._guarded(messages, inputs, tokenize=True, answer=answer)
         return [int(token) for token in tokens]
 
-    def _guarded(self, messages: list[dict[str, str]], inputs: JsonObject, *, tokenize: bool, answer: bool) -> Any:
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def rendered(self, messages: list[dict[str, Any]], inputs: JsonObject, *, answer: bool, tools: Any = None) -> str:
+        """The text that a conversation is tokenized as; messages as mlx-lm's server passes them to the template.
+
+        Raises:
+            EngineError: no template, or it refuses.
+        """
+        return str(self._guarded(messages, inputs, tokenize=False, answer=answer, tools=tools))
+
+    def _guarded(
+        self, messages: list[dict[str, Any]], inputs: JsonObject, *, tokenize: bool, answer: bool, tools: Any = None
+    ) -> Any:
         if not self._tokenizer.has_chat_template:
             raise EngineError(
                 "the model has no chat template", hint="use an instruction-tuned model, or a plain prompt"
@@ -131,7 +146,7 @@ class PromptText:
             arguments["chat_template"] = freeze_dates(template, moment)
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=tokenize, add_generation_prompt=answer, **arguments
+                messages, tools=tools, tokenize=tokenize, add_generation_prompt=answer, **arguments
             )
         except TemplateError as error:
             words = (error.message or "")[:_MAX_TEMPLATE_WORDS]
