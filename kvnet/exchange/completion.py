@@ -294,8 +294,6 @@ class Completer:
 
     def _for_engine(self, request: "_Request") -> CompletionRequest:
         asked, prefix = request.asked, request.prefix
-        live_tokens = request.prepared.live_tokens if asked.reuse else 0
-        expected = max(live_tokens, prefix.plan.n_tokens if prefix.plan is not None else 0)
         return CompletionRequest(
             kind=asked.kind,
             body=asked.body,
@@ -303,7 +301,7 @@ class Completer:
             restore=prefix.plan,
             use_live=asked.reuse,
             keep_live=not asked.private,
-            created_tokens=self._created_tokens(request, expected),
+            created_tokens=self._created_tokens(request),
         )
 
     def _after(self, request: "_Request", finished: Finished) -> None:
@@ -327,7 +325,7 @@ class Completer:
         return Reuse(
             prompt_tokens=len(prepared.tokens),
             reused_tokens=reused,
-            created_tokens=self._created_tokens(request, reused),
+            created_tokens=min(self._created_tokens(request), len(prepared.tokens) - reused),
             source="ram" if started.live_tokens else sources[0].source if sources else "none",
             sources=sources,
             saved_s=saved_seconds(reused, speed, prefix.lookup_s + started.restore_s),
@@ -340,11 +338,14 @@ class Completer:
             prepared=prepared,
         )
 
-    def _created_tokens(self, request: "_Request", reused_tokens: int) -> int:
+    def _created_tokens(self, request: "_Request") -> int:
+        """What will newly be kept, as far as it is known before the engine begins."""
         if self._keeper is None or not request.engine.info.shareable:
             return 0
-        signals = request.signals(len(request.prepared.tokens))
-        return self._keeper.policy.created_tokens(signals, reused_tokens)
+        live_tokens = request.prepared.live_tokens if request.asked.reuse else 0
+        plan = request.prefix.plan
+        expected = max(live_tokens, plan.n_tokens if plan is not None else 0)
+        return self._keeper.policy.created_tokens(request.signals(len(request.prepared.tokens)), expected)
 
     def _reasons(self, request: "_Request", reused_tokens: int) -> tuple[str, ...]:
         """Why no more was reused: what turned artifacts down first, then what peers said, then what was never tried."""

@@ -171,8 +171,9 @@ class Handler(APIHandler):
 
     def _add_usage(self, usage: dict[str, Any]) -> None:
         reused = self._responses.reused
-        usage["cache_read_input_tokens"] = reused.live_tokens + reused.restored_tokens
-        usage["cache_creation_input_tokens"] = self._asked.created_tokens
+        cached = usage["cache_read_input_tokens"] = reused.live_tokens + reused.restored_tokens
+        # It was estimated before it was known what a live cache holds by now; no token counts as both.
+        usage["cache_creation_input_tokens"] = min(self._asked.created_tokens, usage["prompt_tokens"] - cached)
         if self._window_tokens:
             left = max(0, self._window_tokens - usage["total_tokens"])
             usage["kvnet"] = {"window_tokens": self._window_tokens, "tokens_left": left}
