@@ -62,7 +62,14 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("status", "node:status", "Show how this node is."),
         ),
     ),
-    ("store", "Care for the store.", (("rebuild", "containers:rebuild", "Make the index anew from the packs."),)),
+    (
+        "store",
+        "Care for the store.",
+        (
+            ("rebuild", "containers:rebuild", "Make the index anew from the packs."),
+            ("scrub", "scrubbing:scrub", "Re-hash what is held, and fetch again what went bad."),
+        ),
+    ),
     (
         "model",
         "Models on this machine.",

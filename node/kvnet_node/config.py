@@ -151,6 +151,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("trust.policy", _one_of("own", "trusted"), "whose artifacts are used"),
     Setting("store.quota_bytes", parse_size_bytes, "the most the store may hold"),
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
+    Setting(
+        "store.scrub_interval_s", _seconds, "seconds after which a running node reads its store through again"
+    ),
+    Setting("store.scrub_bytes_s", parse_size_bytes, "the most bytes a second that this reads"),
     Setting("network.listen", _texts, "addresses to listen on, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.listen", _texts, "addresses for bulk connections, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.cipher", _one_of("tls13", "none"), "none: no encryption, for a cable that both owners trust"),
@@ -184,6 +188,8 @@ class Config:
         trust_policy: "own" or "trusted".
         quota_bytes: the most the store may hold.
         min_free_bytes: what stays free on its disk.
+        scrub_interval_s: seconds from one reading through of the store to the next.
+        scrub_bytes_s: the most bytes a second that this reads; 0 for no limit.
         listen: HOST:PORT texts.
         listen_asked: whether the addresses were asked for (a taken port is then an error, not a reason to move).
         bulk_listen: HOST:PORT texts; empty: where ``listen`` says, on the default port or any free one.
@@ -212,6 +218,8 @@ class Config:
     trust_policy: str
     quota_bytes: int
     min_free_bytes: int
+    scrub_interval_s: float
+    scrub_bytes_s: int
     listen: tuple[str, ...]
     listen_asked: bool
     bulk_listen: tuple[str, ...]
@@ -242,6 +250,8 @@ class Config:
             "trust.policy": self.trust_policy,
             "store.quota_bytes": self.quota_bytes,
             "store.min_free_bytes": self.min_free_bytes,
+            "store.scrub_interval_s": self.scrub_interval_s,
+            "store.scrub_bytes_s": self.scrub_bytes_s,
             "network.listen": list(self.listen),
             "bulk.listen": list(self.bulk_listen),
             "bulk.cipher": self.bulk_cipher,
@@ -353,6 +363,8 @@ def load_config(
         "trust.policy": "trusted",
         "store.quota_bytes": default_quota_bytes(free, _held_bytes(data_dir / "store")),
         "store.min_free_bytes": default_min_free_bytes(free, total),
+        "store.scrub_interval_s": 7 * 24 * 3600.0,
+        "store.scrub_bytes_s": 32_000_000,
         "network.listen": DEFAULT_LISTEN,
         "bulk.listen": (),
         "bulk.cipher": "tls13",
@@ -388,6 +400,8 @@ def load_config(
         trust_policy=values["trust.policy"],
         quota_bytes=values["store.quota_bytes"],
         min_free_bytes=values["store.min_free_bytes"],
+        scrub_interval_s=values["store.scrub_interval_s"],
+        scrub_bytes_s=values["store.scrub_bytes_s"],
         listen=values["network.listen"],
         listen_asked=origins["network.listen"] != "default",
         bulk_listen=values["bulk.listen"],

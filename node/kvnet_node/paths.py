@@ -84,6 +84,11 @@ class DataPaths:
         return self.data_dir / "speeds.json"
 
     @property
+    def scrub_file(self) -> Path:
+        """When the store was last read through."""
+        return self.data_dir / "scrub.json"
+
+    @property
     def savings_file(self) -> Path:
         """The ledger of what reuse has spared."""
         return self.data_dir / "savings.sqlite3"

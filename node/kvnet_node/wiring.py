@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 import trio
 
 import kvnet
@@ -17,6 +18,7 @@ from kvnet.engine.client import open_engine
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
+from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
@@ -36,6 +38,8 @@ from kvnet_node.speeds import Speeds
 if TYPE_CHECKING:
     from kvnet_node.invocation import Settings
     from kvnet_node.operations.requests import PeerEntry
+
+_log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 SHORT_LIVED_LISTEN = ("127.0.0.1:0",)
@@ -139,6 +143,25 @@ class Services:
         except (FileNotFoundError, msgspec.DecodeError):
             return []
 
+    def scrubber(self) -> Scrubber:
+        """Reads the store through; what went bad comes from peers, where there is a network."""
+        return Scrubber(self.store, self.lane, self.node.repair if self.node is not None else None)
+
+    async def scrub_now_and_then(self) -> None:
+        """Read the store through whenever that is due, also across restarts; until cancelled."""
+        pace = ScrubPace(self.config.scrub_interval_s, float(self.config.scrub_bytes_s))
+        try:
+            last_s = msgspec.json.decode(self.paths.scrub_file.read_bytes(), type=float)
+        except (FileNotFoundError, msgspec.DecodeError):
+            last_s = time.time()
+            write_private(self.paths.scrub_file, msgspec.json.encode(last_s))
+
+        def done(found: Scrubbed) -> None:
+            write_private(self.paths.scrub_file, msgspec.json.encode(time.time()))
+            _log.info("store scrubbed", chunks=found.chunks, bad=found.bad, repaired=len(found.repaired))
+
+        await self.scrubber().run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
+
     def counters(self) -> dict[str, int]:
         """What this node has counted since it started."""
         if self.node is None:
@@ -194,6 +217,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
+                nursery.start_soon(services.scrub_now_and_then)
         try:
             yield services
         finally:

@@ -98,6 +98,36 @@ def test_a_damaged_chunk_is_found_named_and_fetched_again(kvnet: Kvnet, other: K
     assert kvnet.json("verify")["bad_chunks"] == []
 
 
+def test_a_scrub_finds_damage_and_mends_it_from_a_peer(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)
+    prepare(other, tmp_path, SAMPLE, trusts=FRIEND)
+    (pack,) = (kvnet.data_dir / "store").rglob("*.kva")
+    content = bytearray(pack.read_bytes())
+    content[content.index(SAMPLE.chunks[3])] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+    started, _ = other.start()
+    kvnet.start("--bootstrap", started["addresses"][0])
+    kvnet.json("peers", started["addresses"][0])
+    scrubbed = kvnet.json("store", "scrub")
+    assert (scrubbed["bad_chunks"], scrubbed["repaired"], scrubbed["damaged"]) == (1, [artifact_text(SAMPLE.hash)], [])
+    again = kvnet.json("store", "scrub")
+    assert (again["bad_chunks"], again["chunks"]) == (0, len(SAMPLE.chunks))
+
+
+def test_a_scrub_that_can_mend_nothing_names_what_is_damaged(kvnet: Kvnet, tmp_path: Path) -> None:
+    prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)
+    (pack,) = (kvnet.data_dir / "store").rglob("*.kva")
+    content = bytearray(pack.read_bytes())
+    content[content.index(SAMPLE.chunks[3])] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+    scrubbed = kvnet("store", "scrub")
+    assert scrubbed.code == 20
+    assert f"damaged: {artifact_text(SAMPLE.hash)}" in scrubbed.stdout
+    assert "kvnet add" in scrubbed.stderr
+
+
 @pytest.mark.loopback
 def test_a_result_on_stdout_is_one_json_object_and_nothing_else(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
     prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)

@@ -69,6 +69,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("export", r.ExportRequest, r.ExportResult, "containers:export"),
         Operation("import", r.ImportRequest, r.ImportResult, "containers:import_container"),
         Operation("store rebuild", r.RebuildRequest, r.RebuildResult, "containers:rebuild"),
+        Operation("store scrub", r.ScrubRequest, r.ScrubResult, "scrubbing:scrub", needs_network=True),
         Operation("key new", r.KeyRequest, r.KeyResult, "keys:new"),
         Operation("key show", r.KeyRequest, r.KeyResult, "keys:show"),
         Operation("key list", r.KeyRequest, r.KeyListResult, "keys:list_keys"),

@@ -425,6 +425,29 @@ class RebuildResult(Result, frozen=True, tag="store rebuild"):
     refused: list[str] = []
 
 
+class ScrubRequest(Request, frozen=True):
+    """Read and hash everything that is held, and fetch again what went bad."""
+
+
+class ScrubResult(Result, frozen=True, tag="store scrub"):
+    """What a scrub found.
+
+    Attributes:
+        artifacts, chunks, bytes: what was looked at and matched.
+        bad_chunks: chunks that did not match; they are not used any more.
+        repaired: hash text of each artifact that peers made whole again.
+        damaged: hash text of each artifact that stays damaged.
+    """
+
+    artifacts: int
+    chunks: int
+    bytes: int
+    bad_chunks: int
+    repaired: list[str]
+    damaged: list[str]
+    seconds: float
+
+
 # --- Identity ------------------------------------------------------------------------------------------------------
 
 
