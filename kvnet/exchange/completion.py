@@ -4,6 +4,7 @@ Lookup and fetch happen before the engine is asked for anything, with a deadline
 a plain local prefill. Once the answer has begun, a failure is the engine's and reaches the client as one.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from kvnet.errors import (
     CompatibilityError,
     EngineError,
     IntegrityError,
+    KvnetError,
     OverBudgetError,
     StoreError,
     WindowError,
@@ -50,6 +52,9 @@ from kvnet.exchange.prefix_reuse import (
 from kvnet.exchange.reuse import Rejected
 from kvnet.format.fingerprint import Verdict
 from kvnet.store.interface import Store
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,16 +310,20 @@ class Completer:
         )
 
     def _after(self, request: "_Request", finished: Finished) -> None:
-        """What an answer leaves behind: a measured speed, something to keep, a line in the ledger."""
+        """What an answer leaves behind: a measured speed, something to keep, a line in the ledger.
+
+        Both may be files on a full disk; that is no reason to break off an answer that is complete.
+        """
         done = finished.completed
-        self._speeds.note(request.engine.info.path, done.prefilled_tokens, done.prefill_s)
-        if request.asked.private:
-            return
-        if self._keeper is not None:
+        if self._keeper is not None and not request.asked.private:
             tokens = (*request.prepared.tokens, *done.tokens)[: done.held_tokens]
             self._keeper.offer(ToKeep(request.engine, tokens, request.signals(done.held_tokens)))
-        if self._used is not None:
-            self._used(finished)
+        try:
+            self._speeds.note(request.engine.info.path, done.prefilled_tokens, done.prefill_s)
+            if self._used is not None and not request.asked.private:
+                self._used(finished)
+        except (KvnetError, OSError) as error:
+            _log.warning("a completion was not noted: %s", error)
 
     def _describe(self, request: "_Request", started: CompletionStarted) -> Reuse:
         prefix, prepared = request.prefix, request.prepared

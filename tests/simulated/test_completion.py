@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from kvnet.engine.interface import PromptKind
 from kvnet.engine.toy import ToyCosts
 from kvnet.errors import BusyError, EngineCrashedError, PromptError, WindowError
-from kvnet.exchange.completion import Asked, Body
+from kvnet.exchange.completion import Asked, Body, Completer, Finished
 from kvnet.exchange.keeping import ToKeep
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.network.memory import Link, World
@@ -424,6 +424,25 @@ async def test_a_disk_that_fails_while_a_conversation_is_kept_costs_one_warning_
     assert a.keeper.counters() == {"keep_failed": 1}
     again = await a.ask(SYSTEM, QUESTION)
     assert again.text == told.text
+    assert len(a.store.artifacts()) == 1
+
+
+async def test_a_ledger_that_cannot_be_written_breaks_no_answer(
+    autojump_clock: MockClock,
+    world: World,
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a", alone=True)
+
+    def full(finished: Finished) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    a.completer = Completer(a.store, a.lane, a.identity, None, speeds=a.speeds, keeper=a.keeper, used=full)
+    told = await a.ask(SYSTEM, QUESTION)
+    assert told.finished.completed.finish_reason == "length"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert len(a.store.artifacts()) == 1
 
 
