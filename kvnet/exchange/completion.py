@@ -53,7 +53,6 @@ from kvnet.exchange.reuse import Rejected
 from kvnet.format.fingerprint import Verdict
 from kvnet.store.interface import Store
 
-
 _log = logging.getLogger(__name__)
 
 
