@@ -24,7 +24,7 @@ LOCK_WAIT_S = 5.0
 LOCK_POLL_S = 0.05
 EXIT_WAIT_S = 2.0
 STOP_WAIT_S = 30.0
-"""A node that has not gone by then is reported, not killed."""
+"""A node that has not gone by then, and by the time its running requests get, is reported, not killed."""
 
 OnEvent = Callable[[Event], None]
 
@@ -129,11 +129,12 @@ async def _ask_to_stop(settings: "Settings") -> int | None:
 
 
 def _wait_until_gone(settings: "Settings", pid: int) -> None:
-    deadline = time.monotonic() + STOP_WAIT_S
+    wait_s = STOP_WAIT_S + settings.config.api_drain_s
+    deadline = time.monotonic() + wait_s
     while _is_locked(settings):
         if time.monotonic() > deadline:
             raise DataDirLockedError(
-                f"the node (process {pid}) was asked to stop and is still there after {STOP_WAIT_S:.0f} s",
+                f"the node (process {pid}) was asked to stop and is still there after {wait_s:.0f} s",
                 hint=f"look at {settings.paths.log_file}; kill {pid} ends it",
             )
         time.sleep(LOCK_POLL_S)

@@ -61,10 +61,43 @@ async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> Non
         async with control_socket(settings.paths.control_socket) as (listener, path):
             lock.record_control_socket(path)
             nursery.start_soon(serve_control, listener, _Handler(services))
-            _announce(settings, services, output, path)
+            moved = await _open_endpoint(settings, services, nursery)
+            _announce(settings, services, output, path, moved)
             await services.stop_requested.wait()
             _log.info("stopping")
+            await _drain(settings, services)
             nursery.cancel_scope.cancel()
+
+
+async def _open_endpoint(settings: "Settings", services: Services, nursery: trio.Nursery) -> str:
+    """Serve HTTP clients; returns why that is on another port than the default one, "" when it is not."""
+    config = settings.config
+    if not config.api_enabled or services.front is None:
+        return ""
+    from kvnet_node.api.app import AppOptions, build_app
+    from kvnet_node.api.guard import GuardRules
+    from kvnet_node.api.listening import open_endpoint
+    from kvnet_node.api.server import HttpServer
+
+    listening = open_endpoint(config.api_listen, asked=config.api_listen_asked, token=config.api_token)
+    rules = GuardRules(config.api_token, config.api_allowed_hosts, config.api_allowed_origins)
+    options = AppOptions(rules, config.api_max_body_bytes, services.engines.failure)
+    await nursery.start(HttpServer(build_app(services.front, options), listening.sockets).run)
+    services.endpoint = listening.urls
+    return listening.moved
+
+
+async def _drain(settings: "Settings", services: Services) -> None:
+    """Turn new requests away, and give those that run their time; what was computed is kept if it can be by then."""
+    if services.front is None:
+        return
+    services.front.draining = True
+    with trio.move_on_after(settings.config.api_drain_s) as scope:
+        await services.front.wait_idle()
+    if scope.cancelled_caught:
+        _log.warning("requests cut off", running=services.front.running)
+    if services.keeper is not None:
+        await services.keeper.drain()
 
 
 class _Handler:
@@ -106,11 +139,13 @@ async def _stop_on_signal(services: Services, *, task_status: "TaskStatus[None]"
             services.stop_requested.set()
 
 
-def _announce(settings: "Settings", services: Services, output: Output, control: Path) -> None:
+def _announce(settings: "Settings", services: Services, output: Output, control: Path, moved: str) -> None:
     addresses = services.addresses()
     record: dict[str, Any] = {
         "type": "node start",
         "addresses": addresses,
+        "endpoint": services.endpoint,
+        "endpoint_moved": moved,
         "data_dir": str(settings.paths.data_dir),
         "publisher": services.identity.publisher(),
         "peer": services.peer_text,
@@ -122,6 +157,9 @@ def _announce(settings: "Settings", services: Services, output: Output, control:
     }
     _log.info("started", peer=services.peer_text, addresses=len(addresses))
     output.result(record, lambda _: _screen(record))
+    if moved:
+        _log.warning("endpoint moved", reason=moved)
+        output.message(f"the endpoint is at another port than usual, {services.endpoint[0]}: {moved}")
 
 
 def _screen(record: dict[str, Any]) -> str:
@@ -132,6 +170,7 @@ def _screen(record: dict[str, Any]) -> str:
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
             *(("address", address) for address in record["addresses"]),
+            *(("endpoint", f"{url}/v1") for url in record["endpoint"]),
             ("data dir", data_dir),
             ("publisher", record["publisher"]),
             ("policy", record["policy"]),

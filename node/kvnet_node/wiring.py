@@ -15,11 +15,13 @@ import trio
 
 import kvnet
 from kvnet.engine.client import open_engine
+from kvnet.exchange.completion import Completer, ask_peers
+from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
-from kvnet.format.hashes import ArtifactHash
+from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
 from kvnet.network.bulk.endpoint import CIPHER_NONE, BulkEndpoint
@@ -28,10 +30,15 @@ from kvnet.network.libp2p.ports import parse_listen
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
 from kvnet.store.disk import DiskStore
+from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NameBook
+from kvnet_node.api.aliases import parse_alias
+from kvnet_node.api.front import Front, FrontOptions
+from kvnet_node.api.requests_log import RequestLog
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
+from kvnet_node.prompts.normalise import Rules
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
 
@@ -65,6 +72,10 @@ class Services:
         savings: the ledger of what reuse has spared.
         publisher: turns token prefixes into artifacts.
         node: this node among its peers; None when this run needs no network.
+        request_log: the last requests of HTTP clients, in RAM.
+        keeper: stores what is worth keeping of conversations; only in a running node.
+        front: runs the requests of HTTP clients; only in a running node.
+        endpoint: URLs of the HTTP endpoint, each before ``/v1``; empty when there is none.
         stop_requested: set to end a running node.
     """
 
@@ -80,6 +91,10 @@ class Services:
         self.savings = Savings(settings.paths.savings_file)
         self.publisher = Publisher(store, self.lane, identity)
         self.node: ExchangeNode | None = None
+        self.request_log = RequestLog()
+        self.keeper: Keeper | None = None
+        self.front: Front | None = None
+        self.endpoint: list[str] = []
         self.stop_requested = trio.Event()
         self._started_s = time.monotonic()
 
@@ -169,6 +184,8 @@ class Services:
         announcing = self.node.announcing()
         return {
             **self.node.counters(),
+            **(self.front.counters if self.front is not None else {}),
+            **(self.keeper.counters() if self.keeper is not None else {}),
             "announced": announcing.announced,
             "announcements_failed": announcing.failed,
             "announcements_overdue": announcing.overdue,
@@ -217,6 +234,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
+                services.keeper, services.front = _front(services, services.node)
+                await nursery.start(services.keeper.run)
                 nursery.start_soon(services.scrub_now_and_then)
         try:
             yield services
@@ -224,6 +243,38 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             nursery.cancel_scope.cancel()
             store.close()
             services.savings.close()
+
+
+def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
+    """What answers HTTP clients, and what keeps their conversations."""
+    config = services.config
+
+    def published(record: ArtifactRecord, keys: list[PrefixKey]) -> None:
+        node.published(record, keys)
+        loaded = [engine.info for engine in services.engines.engines() if engine.info.fingerprint is not None]
+        model = next((i.name for i in loaded if i.fingerprint == record.manifest.fingerprint), "")
+        services.savings.kept(record.hash, model=model, tokens=record.manifest.n_tokens)
+
+    hooks = KeeperHooks(published, node.removed, lambda: frozenset(services.names.by_artifact()))
+    keeper = Keeper(services.store, services.lane, services.identity, services.publisher, hooks=hooks)
+    completer = Completer(
+        services.store,
+        services.lane,
+        services.identity,
+        ask_peers(node.finder, services.speeds),
+        speeds=services.speeds,
+        keeper=keeper,
+        exact_only=config.numerics == "exact",
+        used=services.savings.note,
+    )
+    options = FrontOptions(
+        max_tokens=config.api_max_tokens,
+        queue_requests=config.api_queue_requests,
+        rules=Rules(billing_line=config.remove_billing_line),
+        aliases=tuple(parse_alias(text) for text in config.api_model_aliases),
+    )
+    front = Front(services.engines, services.names, services.lane, completer, services.request_log, options)
+    return keeper, front
 
 
 async def _open_network(settings: "Settings", *, serving: bool) -> Network:

@@ -92,7 +92,8 @@ class Kvnet:
 
     def start(self, *arguments: str) -> tuple[dict[str, Any], subprocess.Popen[str]]:
         """A running node on a free loopback port, once it says where it listens."""
-        process = self.popen("--json", "node", "start", "--listen", "127.0.0.1:0", *arguments)
+        endpoint = () if "--api" in arguments else ("--api", "127.0.0.1:0")
+        process = self.popen("--json", "node", "start", "--listen", "127.0.0.1:0", *endpoint, *arguments)
         assert process.stdout is not None
         assert process.stderr is not None
         ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)

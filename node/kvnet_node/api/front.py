@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import trio
 
 from kvnet.engine.interface import Engine, PreparedPrompt, PromptKind
 from kvnet.engine.models import ModelEntry, choose_model
@@ -131,6 +132,8 @@ class Front:
         self._completer = completer
         self._options = options or FrontOptions()
         self._waiting: Counter[Path] = Counter()
+        self._running = 0
+        self._left = trio.Event()
         self.log = log
         self.counters: Counter[str] = Counter()
         self.draining = False
@@ -138,7 +141,12 @@ class Front:
     @property
     def running(self) -> int:
         """Requests that are being answered."""
-        return self._waiting.total()
+        return self._running
+
+    async def wait_idle(self) -> None:
+        """Return when no request is being answered."""
+        while self.running:
+            await self._left.wait()
 
     @contextmanager
     def request(self, path: str, body: Mapping[str, Any]) -> Iterator[LoggedRequest]:
@@ -160,6 +168,7 @@ class Front:
         request = self.log.begin(
             time_s=self._options.clock_s(), path=path, model=model[:200] if isinstance(model, str) else ""
         )
+        self._running += 1
         try:
             yield request
         except Exception as error:
@@ -171,6 +180,10 @@ class Front:
                 request.cancelled = True
                 self.counters["requests_cancelled"] += 1
             raise
+        finally:
+            self._running -= 1
+            self._left.set()
+            self._left = trio.Event()
 
     async def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""

@@ -16,7 +16,15 @@ Bootstrap = Annotated[
 ]
 
 
-def start(*, listen: Listen = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context) -> int:
+Api = Annotated[
+    list[str] | None,
+    Parameter(help="HOST:PORT of the HTTP endpoint, such as 127.0.0.1:0; may repeat; by default 127.0.0.1:5863"),
+]
+
+
+def start(
+    *, listen: Listen = None, api: Api = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context
+) -> int:
     """Run the node in the foreground until Ctrl-C or kvnet node stop.
 
     Args:
@@ -26,7 +34,7 @@ def start(*, listen: Listen = None, bootstrap: Bootstrap = None, model: str | No
     from kvnet_node.serving import run_node
 
     settings = context.settings(
-        network_listen=listen, network_bootstrap=bootstrap, model_default=chosen_model(context, model)
+        network_listen=listen, api_listen=api, network_bootstrap=bootstrap, model_default=chosen_model(context, model)
     )
     return run_node(settings, context.output)
 
@@ -62,6 +70,7 @@ def render_status(result: StatusResult) -> str:
         ("data dir", result.data_dir),
         ("publisher", result.publisher),
         *((("peer id", result.peer),) if result.peer else ()),
+        *(("endpoint", f"{url}/v1") for url in result.endpoint),
         *(("address", address) for address in result.addresses),
         *((("bulk", result.bulk),) if result.bulk else ()),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),

@@ -30,7 +30,7 @@ async def connect(context: OperationContext, request: ConnectRequest) -> Connect
     if found is None:
         raise unknown_model(wanted, [model.id for model in models])
     return ConnectResult(
-        url=endpoint_url(services.config.api_listen),
+        url=services.endpoint[0] if services.endpoint else endpoint_url(services.config.api_listen),
         running=context.serving,
         wants_token=bool(services.config.api_token),
         model=found,

@@ -32,6 +32,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         pid=os.getpid() if context.serving else 0,
         uptime_s=services.uptime_s(),
         addresses=services.addresses(),
+        endpoint=services.endpoint,
         bulk=services.bulk_text(),
         peers=len(services.peer_entries()),
         model=services.config.model_default,

@@ -749,6 +749,7 @@ class StatusResult(Result, frozen=True, tag="status"):
 
     Attributes:
         running: a node process serves this data directory.
+        endpoint: URLs of the HTTP endpoint, each before ``/v1``.
         bulk: where bulk connections are taken, and whether they are encrypted.
         reuse_verified: models that passed ``kvnet selftest`` on this machine.
     """
@@ -765,6 +766,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     pid: int = 0
     uptime_s: float = 0.0
     addresses: list[str] = []
+    endpoint: list[str] = []
     bulk: str = ""
     peers: int = 0
     model: str = ""
