@@ -76,7 +76,8 @@ class Keeper:
 
     Args:
         store: where artifacts are.
-        lane: where blocking store work runs.
+        lane: where blocking store work runs; best one of its own, shared with ``publisher`` alone, so that no request
+            waits for its lookup while what is kept is hashed and synced.
         identity: namespaces and signing key.
         publisher: turns what is kept into artifacts.
         policy: what of a conversation is kept.

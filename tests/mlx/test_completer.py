@@ -60,8 +60,8 @@ class Bench:
 async def bench(engine: EngineClient, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Bench]:
     """A completer over the tiny llama."""
     store = DiskStore.open(tmp_path / "store", quota_bytes=1 << 34, min_free_bytes=0)
-    lane, who = ThreadLane(), identity("a")
-    keeper = Keeper(store, lane, who, Publisher(store, lane, who))
+    lane, keepers_lane, who = ThreadLane(), ThreadLane(), identity("a")
+    keeper = Keeper(store, keepers_lane, who, Publisher(store, keepers_lane, who))
     await nursery.start(keeper.run)
     used: list[Finished] = []
     completer = Completer(store, lane, who, None, speeds=FixedSpeeds(), keeper=keeper, used=used.append)
