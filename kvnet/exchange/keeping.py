@@ -188,7 +188,7 @@ class Keeper:
             self._counters["keep_no_live_state"] += 1
         except TrustError:
             self._counters["keep_not_allowed"] += 1
-        except (StoreError, IntegrityError) as error:
+        except (StoreError, IntegrityError, OSError) as error:
             self._counters["keep_failed"] += 1
             _log.warning("a conversation was not kept: %s", error)
         except KvnetError as error:

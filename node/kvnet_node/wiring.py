@@ -256,7 +256,10 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         services.savings.kept(record.hash, model=model, tokens=record.manifest.n_tokens)
 
     hooks = KeeperHooks(published, node.removed, lambda: frozenset(services.names.by_artifact()))
-    keeper = Keeper(services.store, services.lane, services.identity, services.publisher, hooks=hooks)
+    # A lane of its own: hashing and syncing what is kept holds up no request's lookup.
+    lane = ThreadLane()
+    publisher = Publisher(services.store, lane, services.identity)
+    keeper = Keeper(services.store, lane, services.identity, publisher, hooks=hooks)
     completer = Completer(
         services.store,
         services.lane,
