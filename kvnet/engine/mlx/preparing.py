@@ -4,10 +4,12 @@ Everything is tokenized once, as a whole.
 """
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvnet.engine.interface import Boundary, JsonObject, PreparedPrompt, PromptKind, PromptRequest
+from kvnet.engine.mlx.boundaries import Conversation, Tokenized, boundaries_of, plain_boundaries
 from kvnet.engine.mlx.parameters import parse_body
 from kvnet.engine.mlx.text import PromptText
 from kvnet.errors import EngineError, PromptError
@@ -38,13 +40,13 @@ class Preparer:
         except ValueError as error:
             raise PromptError(str(error)) from None
         if request.kind == PromptKind.TEXT:
-            tokens = self._plain(body.get("prompt"))
+            tokens, joins = self._plain(body.get("prompt"))
+            boundaries, stable = plain_boundaries(tokens, joins=joins)
         else:
-            tokens = self._conversation(body, request.template_inputs)
-        boundaries: tuple[Boundary, ...] = ()
-        return PreparedPrompt(tuple(tokens), boundaries, len(tokens), self._live_tokens(tokens))
+            tokens, boundaries, stable = self._conversation(body, request.template_inputs, request.marks)
+        return PreparedPrompt(tuple(tokens), boundaries, stable, min(self._live_tokens(tokens), len(tokens) - 1))
 
-    def _plain(self, prompt: Any) -> list[int]:
+    def _plain(self, prompt: Any) -> tuple[list[int], bool]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             [prompt] = prompt
         if isinstance(prompt, str):
@@ -57,26 +59,35 @@ class Preparer:
             raise PromptError("prompt: expected one text, or one list of token ids")
         if not tokens:
             raise PromptError("prompt: expected at least one token, found none")
-        return tokens
+        return tokens, isinstance(prompt, str)
 
-    def _conversation(self, body: dict[str, Any], frozen: JsonObject) -> list[int]:
+    def _conversation(
+        self, body: dict[str, Any], frozen: JsonObject, marks: tuple[int, ...]
+    ) -> tuple[list[int], tuple[Boundary, ...], int]:
         messages = checked_messages(body.get("messages"))
         if not self._tokenizer.has_chat_template:
-            return self._without_template(messages, body.get("role_mapping"))
+            tokens = self._without_template(messages, body.get("role_mapping"))
+            return tokens, *plain_boundaries(tokens, joins=True)
         inputs = body.get("chat_template_kwargs") or {}
         if not isinstance(inputs, dict):
             raise PromptError("chat_template_kwargs: expected an object")
         tools = body.get("tools") or None
         if tools is not None and not isinstance(tools, list):
             raise PromptError("tools: expected a list")
+        # What a context was stored with is what its tokens were made with, whatever the request says.
+        inputs = {**inputs, **frozen}
+
+        def render(some: list[dict[str, Any]], answer: bool, with_tools: bool) -> str:
+            return self._text.rendered(some, inputs, answer=answer, tools=tools if with_tools else None)
+
         try:
-            # What a context was stored with is what its tokens were made with, whatever the request says.
-            rendered = self._text.rendered(
-                self._text.fitted(messages), {**inputs, **frozen}, answer=True, tools=copy.deepcopy(tools)
-            )
+            fitted = self._text.fitted(messages)
+            whole = Tokenized(self._tokenizer, render(fitted, True, True))
         except EngineError as error:
             raise PromptError(error.message, hint=error.hint) from error
-        return [int(token) for token in self._tokenizer.encode(rendered, add_special_tokens=False)]
+        merged = len(messages) - len(fitted)
+        talk = Conversation(fitted, merged, marks, tools is not None, whole, render)
+        return whole.tokens, *boundaries_of(talk)
 
     def _without_template(self, messages: list[dict[str, Any]], role_mapping: Any) -> list[int]:
         from mlx_lm.server import convert_chat
@@ -139,8 +150,6 @@ def _check_content(where: str, content: Any) -> None:
 
 
 def _check_call(where: str, call: Any) -> None:
-    import json
-
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise PromptError(f"{where}.function: expected an object with name and arguments")
