@@ -30,7 +30,7 @@ async def connect(context: OperationContext, request: ConnectRequest) -> Connect
     if found is None:
         raise unknown_model(wanted, [model.id for model in models])
     return ConnectResult(
-        url=services.endpoint[0] if services.endpoint else endpoint_url(services.config.api_listen),
+        url=endpoint_url([url.removeprefix("http://") for url in services.endpoint] or services.config.api_listen),
         running=context.serving,
         wants_token=bool(services.config.api_token),
         model=found,
