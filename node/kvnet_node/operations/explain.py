@@ -12,6 +12,7 @@ from functools import partial
 from itertools import takewhile
 
 import msgspec
+import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.errors import UsageError
@@ -107,20 +108,16 @@ async def reuse_section(question: Question) -> r.ExplainedReuse:
 async def prompt_section(question: Question) -> r.ExplainedPrompt:
     """What the prompt is made of, and where it parts from the most similar one before it."""
     request = question.request
-    prompt = _prompt(request)
-    if prompt is None:
+    # Off the thread that answers clients: prompts are long, and there may be a hundred of them.
+    examined = await trio.to_thread.run_sync(_examined, request, question.earlier)
+    if examined is None:
         return r.ExplainedPrompt(note=_why_no_prompt(request))
-    best = _most_similar(request, question.earlier)
-    earlier = _prompt(best) if best is not None else None
-    alone = [*killers.in_request(prompt.sent, request.removed), *killers.in_prompt(prompt)]
-    if best is None or earlier is None:
-        nothing = Comparison(0, 0, len(prompt.prepared.tokens), "", None, None, in_template=False)
-        return r.ExplainedPrompt(report((request.id, ""), prompt, nothing, alone))
-    compared = compare(earlier, prompt)
-    found = _merged(between(earlier, prompt, ()), alone)
-    async with question.loaded(_base(request)) as engine:
-        excerpts = await rendered(engine, compared, earlier, prompt)
-    return r.ExplainedPrompt(report((request.id, best.id), prompt, compared, found, excerpts))
+    excerpts: list[str] = []
+    if examined.earlier is not None:
+        async with question.loaded(_base(request)) as engine:
+            excerpts = await rendered(engine, examined.compared, examined.earlier, examined.prompt)
+    labels = request.id, examined.against
+    return r.ExplainedPrompt(report(labels, examined.prompt, examined.compared, examined.found, excerpts))
 
 
 SECTIONS: dict[str, MakeSection] = {"reuse": reuse_section, "prompt": prompt_section}
@@ -171,10 +168,36 @@ def _sources(reuse: Reuse) -> list[r.Source]:
     ]
 
 
-def _prompt(request: LoggedRequest) -> Prompt | None:
-    if request.asked is None or request.prepared is None:
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """A prompt beside the most similar one before it, whose id is ``against``; "" and ``None`` without one."""
+
+    prompt: Prompt
+    against: str
+    earlier: Prompt | None
+    compared: Comparison
+    found: Sequence[Finding]
+
+
+def _examined(request: LoggedRequest, others: Sequence[LoggedRequest]) -> _Examined | None:
+    prompt = _prompt(request)
+    if prompt is None:
         return None
-    return Prompt(outline(json.loads(request.asked.body)), request.prepared)
+    alone = [*killers.in_request(prompt.sent, request.removed), *killers.in_prompt(prompt)]
+    best = _most_similar(request, prompt, others)
+    earlier = _prompt(best) if best is not None else None
+    if best is None or earlier is None:
+        nothing = Comparison(0, 0, len(prompt.prepared.tokens), "", None, None, in_template=False)
+        return _Examined(prompt, "", None, nothing, alone)
+    found = _merged(between(earlier, prompt, ()), alone)
+    return _Examined(prompt, best.id, earlier, compare(earlier, prompt), found)
+
+
+def _prompt(request: LoggedRequest) -> Prompt | None:
+    asked, prepared = request.asked, request.prepared
+    if asked is None or prepared is None:
+        return None
+    return Prompt(outline(json.loads(asked.body)), prepared)
 
 
 def _why_no_prompt(request: LoggedRequest) -> str:
@@ -185,15 +208,15 @@ def _why_no_prompt(request: LoggedRequest) -> str:
     return "it is too old or too long: its prompt is not remembered any more"
 
 
-def _most_similar(request: LoggedRequest, earlier: Sequence[LoggedRequest]) -> LoggedRequest | None:
-    """The request before this one whose prompt begins most alike; of several the newest."""
-    assert request.prepared is not None  # noqa: S101 - the caller has its prompt
+def _most_similar(request: LoggedRequest, prompt: Prompt, others: Sequence[LoggedRequest]) -> LoggedRequest | None:
+    """The request whose prompt begins most alike; of several the newest."""
     best: LoggedRequest | None = None
     longest = -1
-    for each in earlier:
-        if each.prepared is None or each.asked is None or _base(each) != _base(request):
+    for each in others:
+        prepared = each.prepared
+        if prepared is None or each.asked is None or _base(each) != _base(request):
             continue
-        common = common_prefix(each.prepared.tokens, request.prepared.tokens)
+        common = common_prefix(prepared.tokens, prompt.prepared.tokens)
         if common >= longest:
             best, longest = each, common
     return best

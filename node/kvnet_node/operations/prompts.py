@@ -2,9 +2,10 @@
 
 import datetime as dt
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import trio
 
@@ -25,6 +26,8 @@ from kvnet_node.prompts.variation import another_request
 
 MAX_FILE_BYTES = 256 << 20
 """A longer file is no request and hardly a log of some; it would be held in memory several times."""
+
+T = TypeVar("T")
 
 LATER = dt.timedelta(days=1, hours=1, minutes=1, seconds=1)
 """The other moment a request is rendered at: another day, hour, minute and second."""
@@ -65,15 +68,16 @@ class Checker:
     async def single(self, read: ReadRequest) -> r.PromptReport:
         """One request against itself at another moment, and with what probably varies set to other values."""
         normalised = normalise(read.body, self._rules)
+        another = await _in_thread(another_request, normalised.body)
         mine = await self._prompt(read, normalised.body, self._now)
         later = await self._prompt(read, normalised.body, self._now + LATER)
-        other = await self._prompt(read, another_request(normalised.body), self._now + LATER)
-        found = [
-            *killers.in_request(mine.sent, normalised.removed),
-            *killers.in_prompt(mine),
-            *killers.between_prompts(mine, later),
-        ]
-        return await self._report((read.label, ""), mine, other, found)
+        other = await self._prompt(read, another, self._now + LATER)
+
+        def found() -> list[Finding]:
+            alone = killers.in_request(mine.sent, normalised.removed)
+            return [*alone, *killers.in_prompt(mine), *killers.between_prompts(mine, later)]
+
+        return await self._report((read.label, ""), mine, other, await _in_thread(found))
 
     async def series(self, requests: Sequence[ReadRequest]) -> list[r.PromptReport]:
         """Each request against the one before it."""
@@ -83,7 +87,7 @@ class Checker:
             normalised = normalise(read.body, self._rules)
             prompt = await self._prompt(read, normalised.body, self._now)
             if before is not None:
-                found = between(before[1], prompt, normalised.removed)
+                found = await _in_thread(between, before[1], prompt, normalised.removed)
                 reports.append(await self._report((read.label, before[0].label), prompt, before[1], found))
             before = read, prompt
         return reports
@@ -91,13 +95,13 @@ class Checker:
     async def _report(
         self, labels: tuple[str, str], prompt: Prompt, other: Prompt, found: Sequence[Finding]
     ) -> r.PromptReport:
-        compared = compare(other, prompt)
+        compared = await _in_thread(compare, other, prompt)
         return report(labels, prompt, compared, found, await rendered(self._engine, compared, other, prompt))
 
     async def _prompt(self, read: ReadRequest, body: JsonBody, moment: dt.datetime) -> Prompt:
-        sent = outline(body)
+        sent = await _in_thread(outline, body)
         if self._engine is None:
-            return Prompt(sent, as_characters(sent))
+            return Prompt(sent, await _in_thread(as_characters, sent))
         try:
             run = translate({"model": "any", **body}, counting=True).body if is_anthropic(body) else body
             prepared = await self._engine.prepare(_request(run, moment))
@@ -169,6 +173,11 @@ async def rendered(engine: Engine | None, compared: Comparison, earlier: Prompt,
     at = compared.common_tokens
     around = slice(max(0, at - _EXCERPT_BEFORE_TOKENS), at + _EXCERPT_AFTER_TOKENS)
     return [await engine.text_of(prompt.prepared.tokens[around]) for prompt in (earlier, later)]
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Off the thread that answers clients: a long log takes a while."""
+    return await trio.to_thread.run_sync(lambda: function(*arguments))
 
 
 @asynccontextmanager

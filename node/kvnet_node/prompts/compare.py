@@ -118,10 +118,11 @@ def compare(earlier: Prompt, later: Prompt) -> Comparison:
     other = section_at(later.sections, common)
     run = first_difference(earlier.run or earlier.sent, later.run or later.sent, prefer=section)
     found = first_difference(earlier.sent, later.sent, prefer=section)
-    in_template = run is None or found is None or _lies_after(run, section, other)
+    told = bool(earlier.prepared.boundaries)
+    in_template = run is None or found is None or (told and _lies_after(run, section, other))
     ends = _places(found) if found is not None and not in_template else (None, None)
     label = section.label if section is not None else ANSWER
-    if not earlier.prepared.boundaries and (side := ends[1] or ends[0]) is not None:
+    if not told and (side := ends[1] or ends[0]) is not None:
         label = side.part  # the prompt's tokens do not say which section they are of
     return Comparison(common, len(mine), len(theirs), label, *ends, in_template=in_template)
 
@@ -180,8 +181,6 @@ def _lies_after(found: Difference, section: Section | None, other: Section | Non
     """Whether the texts agree in all that the section with the first differing token is made of."""
     if found.kind is not PartKind.MESSAGE or section is None or other is None:
         return False
-    if not section.start and not section.end_message:
-        return False  # a prompt that is one section says nothing of its messages
     return found.index >= max(section.end_message, other.end_message) and section.label != ANSWER
 
 

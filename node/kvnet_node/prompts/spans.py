@@ -1,7 +1,8 @@
 """Texts that are probably another one with the next request: dates, names of a machine, ids, counters.
 
 Every pattern asks for words around it that say so: a date in a licence text or a version of an API stays what it is. A
-group named ``it`` marks what varies, where that is less than the whole match.
+group named ``it`` marks what varies, where that is less than the whole match. Repetitions have an end, so that no
+text takes longer than in proportion to its length.
 """
 
 import re
@@ -57,7 +58,7 @@ _NOW = _any(
 )
 _FILLER = r"(?:(?:is|date|time|and|the|day|it's|in utc)\b[^\n\w]{0,6}){0,4}"
 # What stands between a name and its value, in prose, in YAML or in JSON.
-_IS = r"\b[\"']?\s*(?:is\b|:|=|#)\s*[\"'`]?"
+_IS = r"\b[\"']?\s{0,4}(?:is\b|:|=|#)\s{0,4}[\"'`]?"
 _FOLDER = _any(
     r"(?:current |primary )?working dir(?:ectory)?",
     r"workspace(?: (?:path|root|folder))?",
@@ -90,45 +91,51 @@ _PATTERNS: tuple[tuple[SpanKind, str], ...] = (
         SpanKind.DATE,
         (
             r"\b(?:unix(?: ?time)?|epoch|timestamp|time|now|ts)\b\W{0,6}(?:is\W{1,3})?"
-            r"(?P<it>1[5-9]\d{8}(?:\d{3})?(?:\.\d+)?)\b"
+            r"(?P<it>1[5-9]\d{8}(?:\d{3})?(?:\.\d{1,9})?)\b"
         ),
     ),
     # Folders of a person, and what names a person, a machine or a place of work.
-    (SpanKind.NAME, rf"(?:/Users|/home)/(?!{_PLACEHOLDER}\b)(?P<it>[\w-][\w.-]*)"),
-    (SpanKind.NAME, rf"\b[A-Z]:\\{{1,2}}Users\\{{1,2}}(?!{_PLACEHOLDER}\b)(?P<it>[\w. -]+?)(?=\\|$)"),
-    (SpanKind.NAME, rf"\b{_FOLDER}{_IS}(?P<it>(?:[~/.]|[A-Z]:\\)[^\s\"'`]+)"),
-    (SpanKind.NAME, rf"\b{_OWNER}{_IS}(?P<it>[^\s\"'`,;.][^\s\"'`,;]*)"),
-    (SpanKind.NAME, r"\b[\w-]+\.(?:local|lan|localdomain)\b(?!\.?\w)"),
+    (SpanKind.NAME, rf"(?:/Users|/home)/(?!{_PLACEHOLDER}\b)(?P<it>[\w-][\w.-]{{0,63}})"),
+    (SpanKind.NAME, rf"\b[A-Z]:\\{{1,2}}Users\\{{1,2}}(?!{_PLACEHOLDER}\b)(?P<it>[\w. -]{{1,64}}?)(?=\\|$)"),
+    (SpanKind.NAME, rf"\b{_FOLDER}{_IS}(?P<it>(?:[~/.]|[A-Z]:\\)[^\s\"'`]{{1,512}})"),
+    (SpanKind.NAME, rf"\b{_OWNER}{_IS}(?P<it>[^\s\"'`,;.][^\s\"'`,;]{{0,127}})"),
+    (SpanKind.NAME, r"\b[\w-]{1,63}\.(?:local|lan|localdomain)\b(?!\.?\w)"),
     (
         SpanKind.NAME,
-        rf"\b{_ACCOUNT}\b[^\n@]{{0,24}}?(?P<it>(?<![\w.+-])(?!no-?reply)[\w.+-]+@[\w-]+\.[\w.-]*\w)",
+        (
+            rf"\b{_ACCOUNT}\b[^\n@]{{0,24}}?"
+            r"(?P<it>(?<![\w.+-])(?!no-?reply)[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{0,63}\w)"
+        ),
     ),
     (SpanKind.ID, rf"\b{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}\b"),
     (
         SpanKind.ID,
         (
             rf"\b(?:{_THING}[ _-]?(?:id|identifier|uuid|key)|nonce|cache[ _-]?buster|salt){_IS}"
-            r"(?P<it>(?=[\w-]*\d)[\w-]{6,})"
+            r"(?P<it>(?=[\w-]{0,127}\d)[\w-]{6,128})"
         ),
     ),
     (
         SpanKind.ID,
-        r"\b(?:req|sess|run|thread|trace|msg|conv|chatcmpl|resp|toolu|call)[_-](?=\w*\d)[A-Za-z0-9]{8,}\b",
+        r"\b(?:req|sess|run|thread|trace|msg|conv|chatcmpl|resp|toolu|call)[_-](?=\w{0,127}\d)[A-Za-z0-9]{8,128}\b",
     ),
-    (SpanKind.STATE, r"\bcurrent branch\b\s*(?:is|:|=)\s*(?P<it>[\w./-]+)"),
+    (SpanKind.STATE, r"\bcurrent branch\b\s{0,4}(?:is|:|=)\s{0,4}(?P<it>[\w./-]{1,255})"),
     (
         SpanKind.STATE,
-        rf"\b(?:recent commits?|git status|status|head)\s*:\s*(?P<it>(?:{_HEX}{{7,40}}\b|(?:\?\?|[MADRU]) \S+)[^\n]*)",
+        (
+            r"\b(?:recent commits?|git status|status|head)\s{0,4}:\s{0,4}"
+            rf"(?P<it>(?:{_HEX}{{7,40}}\b|(?:\?\?|[MADRU]) \S)[^\n]{{0,255}})"
+        ),
     ),
     (
         SpanKind.COUNTER,
         (
             r"\b(?:tokens?|turns?|steps?|messages?|budget|context)(?: window)? "
-            r"(?:left|remaining|used|usage|number)\b\W{0,4}(?P<it>\d[\d,.]*)"
+            r"(?:left|remaining|used|usage|number)\b\W{0,4}(?P<it>\d[\d,.]{0,15})"
         ),
     ),
-    (SpanKind.COUNTER, r"\b(?:turn|step|attempt|iteration|try|message)\s*#?\s*(?P<it>\d+) ?(?:of|/) ?\d+"),
-    (SpanKind.COUNTER, r"(?P<it>\d[\d,.]*)\s*(?:tokens?|turns?|steps?) (?:left|remaining)\b"),
+    (SpanKind.COUNTER, r"\b(?:turn|step|attempt|iteration|try|message)\s{0,4}#?\s{0,4}(?P<it>\d{1,9}) ?(?:of|/) ?\d"),
+    (SpanKind.COUNTER, r"(?<![\d,.])(?P<it>\d[\d,.]{0,15})\s{0,4}(?:tokens?|turns?|steps?) (?:left|remaining)\b"),
 )
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE)) for kind, pattern in _PATTERNS)
 

@@ -85,6 +85,12 @@ def test_of_a_date_the_year_is_kept() -> None:
     assert varied("Today is Sunday") == "Today is Monday"
 
 
+@pytest.mark.parametrize("piece", ["1", "a.", "x@", "2026-", "-", "8f3a2b91-", "user x ", "current ", "turn 1 "])
+def test_a_long_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
+    # A pattern that tries again from every place would take hours.
+    assert volatile_spans(piece * (300_000 // len(piece))) == []
+
+
 @given(st.text(alphabet="ab 0:-./@\n\\\"'TZdate is"))
 def test_spans_never_overlap_and_lie_inside_the_text(text: str) -> None:
     end = 0
