@@ -192,6 +192,20 @@ def test_a_cache_is_warmed_without_an_answer(client: anthropic.Anthropic, model:
     assert (again.usage.cache_read_input_tokens or 0) > len(LONG) // 2
 
 
+def test_a_named_context_is_a_model(node: Kvnet, client: anthropic.Anthropic, model: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text(LONG)
+    node.json("add", str(tmp_path / "notes.txt"), "--name", "notes")
+    printed = node.json("connect", "claude-code", "--model", f"{model}#notes")
+    assert (printed["model"], printed["environment"]["ANTHROPIC_MODEL"]) == (f"{model}#notes",) * 2
+    message = client.messages.create(model=printed["model"], max_tokens=16, messages=HELLO)
+    (block,) = message.content
+    assert block.type == "text"
+    assert block.text == "Good day to you"
+    assert (message.usage.cache_read_input_tokens or 0) > len(LONG) // 2
+    plain = client.messages.count_tokens(model=model, messages=HELLO).input_tokens
+    assert client.messages.count_tokens(model=printed["model"], messages=HELLO).input_tokens > plain + len(LONG)
+
+
 def test_an_unknown_model_is_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(model="nobody", max_tokens=4, messages=HELLO)
