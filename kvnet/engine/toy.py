@@ -6,7 +6,7 @@ mock clock drives it. It never uses threads.
 """
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,13 @@ import trio
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from kvnet.engine import toy_answers
 from kvnet.engine.interface import (
+    Completed,
+    CompletionBody,
+    CompletionEvent,
+    CompletionRequest,
+    CompletionStarted,
     Engine,
     Exported,
     ExportEvent,
@@ -26,15 +32,25 @@ from kvnet.engine.interface import (
     GenerateEvent,
     GenerateRequest,
     JsonObject,
+    LiveCaches,
     Logits,
     LogitsRequest,
     ModelInfo,
     PrefillProgress,
+    PreparedPrompt,
+    PromptRequest,
     RestorePlan,
     TextDelta,
     WrittenChunk,
 )
-from kvnet.errors import CompatibilityError, EngineError, IntegrityError, OverBudgetError
+from kvnet.errors import (
+    CompatibilityError,
+    EngineError,
+    IntegrityError,
+    NoLiveStateError,
+    OverBudgetError,
+    WindowError,
+)
 from kvnet.format.chunks import ChunkKind, ChunkPlan, ChunkSpec, layer_groups
 from kvnet.format.codecs import decode_chunk, encode_chunk
 from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
@@ -101,6 +117,7 @@ class ToyEngine(Engine):
         fingerprint = toy_fingerprint(model_path.name)
         self._costs = costs
         self._closed = False
+        self._live: dict[tuple[int, ...], Rows] = {}
         self._info = ModelInfo(
             name=model_path.name,
             path=model_path,
@@ -146,6 +163,13 @@ class ToyEngine(Engine):
         tokens = self._admit(request.tokens, 0)
         began = trio.current_time()
         restored = await self._restore(request.restore, len(tokens))
+        held, rows_held = self._held(tokens)
+        if rows_held is not None and held > len(restored):
+            restored = rows_held[:held]
+        if not request.prefill and len(restored) < len(tokens):
+            raise NoLiveStateError(
+                f"expected K/V of {len(tokens):,} tokens in RAM or the restore plan, found {len(restored):,}"
+            )
         if request.first_block * 256 > len(restored):
             raise EngineError(f"blocks before {request.first_block} are not restored")
         restore_s, began = trio.current_time() - began, trio.current_time()
@@ -197,6 +221,83 @@ class ToyEngine(Engine):
         values = np.frombuffer(digest, np.uint8).astype("<f4").tobytes()
         return Logits(values, (len(tokens) - 1,) * N_LAYERS)
 
+    async def prepare(self, request: PromptRequest) -> PreparedPrompt:
+        """See ``Engine.prepare``."""
+        await trio.lowlevel.checkpoint()
+        tokens, boundaries = toy_answers.prompt_of(request, _render, lambda text: [BOS, *_bytes_tokens(text)])
+        return PreparedPrompt(tokens, boundaries, len(tokens), min(self._held(tokens)[0], len(tokens) - 1))
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionEvent, None]:
+        """See ``Engine.complete``; of the parameters it knows ``max_tokens``, ``stream``, ``model`` and ``n``."""
+        accepted = trio.current_time()
+        asked = toy_answers.Asked.of(request)
+        if asked.refusal:
+            yield CompletionStarted(400, "application/json", 0, 0, 0.0)
+            yield CompletionBody(asked.error_body())
+            yield Completed((), "", 0, 0.0, 0, 0.0, 0.0)
+            return
+        tokens = self._admit(request.prompt.tokens, asked.max_tokens)
+        rows, live_tokens = await self._beginning(request, tokens)
+        restored = 0 if live_tokens else len(rows)
+        restore_s, began = trio.current_time() - accepted, trio.current_time()
+        yield CompletionStarted(200, asked.content_type, live_tokens, restored, restore_s)
+        await trio.sleep((len(tokens) - len(rows)) * self._costs.prefill_s_per_token)
+        prefill_s, begun_with, rows = trio.current_time() - began, len(rows), _extend(rows, tokens)
+        made: list[int] = []
+        ttft_s, reason = 0.0, "length"
+        for token in _answer(rows, asked.max_tokens):
+            await trio.sleep(self._costs.decode_s_per_token)
+            ttft_s = ttft_s or trio.current_time() - accepted
+            if token == EOS:
+                reason = "stop"
+                break
+            made.append(token)
+            if asked.stream:
+                yield CompletionBody(asked.piece(_text([token])))
+        yield CompletionBody(asked.end(_text(made), reason, len(tokens), len(made), live_tokens + restored))
+        if request.keep_live:
+            self._live[(*tokens, *made)] = _extend(rows, [*tokens, *made])
+        yield Completed(
+            tokens=tuple(made),
+            finish_reason=reason,
+            held_tokens=len(tokens) + len(made) if request.keep_live else 0,
+            ttft_s=ttft_s,
+            prefilled_tokens=len(tokens) - begun_with,
+            prefill_s=prefill_s,
+            decode_s=trio.current_time() - accepted - ttft_s,
+        )
+
+    async def _beginning(self, request: CompletionRequest, tokens: list[int]) -> tuple[Rows, int]:
+        """Rows to continue from, and how many of them are a live cache's."""
+        limit = len(tokens) - 1
+        live_tokens, rows = self._held(tokens) if request.use_live else (0, None)
+        live_tokens = min(live_tokens, limit)
+        planned = min(request.restore.n_tokens, limit) if request.restore is not None else 0
+        if rows is not None and live_tokens >= planned:
+            return rows[:live_tokens], live_tokens
+        return await self._restore(request.restore, limit), 0
+
+    def _held(self, tokens: Sequence[int]) -> tuple[int, Rows | None]:
+        """The longest beginning of which a live cache has the rows, and these."""
+        shared = max(self._live, key=lambda held: common_prefix(held, tokens), default=())
+        return common_prefix(shared, tokens), self._live.get(shared)
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """See ``Engine.text_of``; special tokens are shown by their names."""
+        await trio.lowlevel.checkpoint()
+        names = {BOS: "<s>", EOS: "</s>", TURN: "<turn>"}
+        return "".join(names.get(token, "") or _text([token]) for token in tokens)
+
+    async def live(self) -> LiveCaches:
+        """See ``Engine.live``."""
+        await trio.lowlevel.checkpoint()
+        return LiveCaches(len(self._live), sum(rows.nbytes for rows in self._live.values()))
+
+    async def drop_live(self) -> None:
+        """See ``Engine.drop_live``."""
+        await trio.lowlevel.checkpoint()
+        self._live.clear()
+
     async def aclose(self) -> None:
         """See ``Engine.aclose``."""
         self._closed = True
@@ -213,7 +314,7 @@ class ToyEngine(Engine):
             raise EngineError("expected at least one token, found none")
         total = len(tokens) + max_tokens
         if total > self._info.window_tokens:
-            raise OverBudgetError(f"the model's window is {self._info.window_tokens:,} tokens; {total:,} asked for")
+            raise WindowError(f"the model's window is {self._info.window_tokens:,} tokens; {total:,} asked for")
         needed = total * self._info.kv_bytes_per_token
         if needed > self._info.memory_budget_bytes:
             raise OverBudgetError(
@@ -285,6 +386,16 @@ def _extend(rows: Rows, tokens: Sequence[int]) -> Rows:
         out[i] = np.frombuffer(digest, np.uint8).reshape(out[i].shape)
         before = out[i].tobytes()
     return out
+
+
+def _answer(rows: Rows, max_tokens: int) -> Iterator[int]:
+    """Tokens that follow from all rows; the first is never the end."""
+    state = blake3(rows.tobytes())
+    for n in range(max_tokens):
+        token = _next_token(state.digest())
+        token = FIRST_BYTE + ord("a") if token == EOS and not n else token
+        state.update(token.to_bytes(4, "little"))
+        yield token
 
 
 def _next_token(digest: bytes) -> int:
