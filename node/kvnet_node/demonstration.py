@@ -117,7 +117,7 @@ class Side:
         self.name = name
         self.addresses: list[str] = []
         self.endpoint = ""
-        self._data_dir = data_dir
+        self.data_dir = data_dir
         self._say = say
         self._node: subprocess.Popen[bytes] | None = None
 
@@ -130,7 +130,7 @@ class Side:
         if shown:
             self._say(f"{self.name}: kvnet {shown}")
         completed = subprocess.run(
-            [*_kvnet(self._data_dir), *arguments],
+            [*_kvnet(self.data_dir), *arguments],
             capture_output=True,
             env=_environment(),
             timeout=COMMAND_TIMEOUT_S,
@@ -147,7 +147,7 @@ class Side:
         shown = " ".join(["node start --listen 127.0.0.1:0", *arguments])
         self._say(f"{self.name}: kvnet {shown}")
         self._node = subprocess.Popen(
-            [*_kvnet(self._data_dir), "node", "start", "--listen", "127.0.0.1:0", *arguments],
+            [*_kvnet(self.data_dir), "node", "start", "--listen", "127.0.0.1:0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
