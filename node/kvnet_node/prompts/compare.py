@@ -140,9 +140,10 @@ def first_difference(earlier: Outline, later: Outline, prefer: Section | None = 
         for kind in (PartKind.TOOLS, PartKind.SYSTEM, PartKind.PROMPT, PartKind.MESSAGE)
         if (difference := _difference(earlier.of(kind), later.of(kind), open_end=kind is PartKind.MESSAGE))
     ]
-    for difference in found:
-        if prefer is not None and difference.kind.value in prefer.label.split(" and "):
-            return difference
+    for label in prefer.label.split(" and ") if prefer is not None else ():
+        for difference in found:
+            if difference.kind.value == label:
+                return difference
     return found[0] if found else None
 
 

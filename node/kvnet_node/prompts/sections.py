@@ -8,7 +8,9 @@ from kvnet_node.prompts.outline import Outline, PartKind
 
 ANSWER = "answer"
 """Label of what the template adds after the last message: the beginning of the answer."""
-_SECTION_ENDS = (BoundaryKind.TOOLS, BoundaryKind.SYSTEM, BoundaryKind.MESSAGE)
+_SECTION_ENDS = (BoundaryKind.SYSTEM, BoundaryKind.TOOLS, BoundaryKind.MESSAGE)
+MAX_TOKEN_CHARACTERS = 8
+"""Tokens of schemas are rarely longer; fewer tokens than the text of tools needs are no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def sections(prompt: PreparedPrompt, of: Outline) -> tuple[Section, ...]:
         prompt: prepared.
         of: outline of the body it was prepared from.
     """
-    ends = sorted((mark for mark in prompt.boundaries if mark.kind in _SECTION_ENDS), key=_by_end)
+    ends = _ends(prompt, of)
     found: list[Section] = []
     names: list[str] = []
     start = first = 0
@@ -88,6 +90,27 @@ _KINDS = {
     PartKind.MESSAGE: BoundaryKind.MESSAGE,
     PartKind.PROMPT: BoundaryKind.MESSAGE,
 }
+
+
+def _ends(prompt: PreparedPrompt, of: Outline) -> list[Boundary]:
+    """The boundaries that end a section.
+
+    The head of a conversation ends where the first question begins, after the words the template puts before that.
+    Where the system messages have an end of their own, these few tokens are the first message's; unless what lies
+    between are tools.
+    """
+    messages = {mark.n_messages: mark for mark in prompt.boundaries if mark.kind is BoundaryKind.MESSAGE}
+    found = list(messages.values())
+    head = next((mark for mark in prompt.boundaries if mark.kind is BoundaryKind.SYSTEM), None)
+    before = messages.get(head.n_messages) if head is not None else None
+    if head is not None and before is None:
+        found.append(head)
+    for mark in prompt.boundaries:
+        if mark.kind is BoundaryKind.TOOLS:
+            room = mark.n_tokens - (before.n_tokens if before is not None else 0)
+            if room < 0 or room * MAX_TOKEN_CHARACTERS >= sum(len(part.text) for part in of.of(PartKind.TOOLS)):
+                found.append(mark)
+    return sorted(found, key=_by_end)
 
 
 def _by_end(mark: Boundary) -> tuple[int, int]:

@@ -135,7 +135,30 @@ def test_sections_that_end_at_one_token_are_one_section() -> None:
         ("", BoundaryKind.TOOLS, 1),
         ("Hi", BoundaryKind.MESSAGE, 2),
     )
-    assert [each.label for each in made.sections] == ["tools and system", "messages[1] (user)"]
+    assert [each.label for each in made.sections] == ["system and tools", "messages[1] (user)"]
+
+
+def test_the_words_before_the_first_question_are_the_first_messages() -> None:
+    made = rendered(
+        {"tools": [{"name": "read", "description": "Reads a file and gives its text."}], **chat("Hi")},
+        ("systemtext", BoundaryKind.MESSAGE, 1),
+        ("user:", BoundaryKind.SYSTEM, 1),
+        ("", BoundaryKind.TOOLS, 0),
+        ("Hi", BoundaryKind.MESSAGE, 2),
+    )
+    assert [(each.label, each.n_tokens) for each in made.sections] == [("system", 10), ("messages[1] (user)", 7)]
+
+
+def test_tools_after_the_system_text_are_a_section_of_their_own() -> None:
+    tools = '{"name": "read"}'
+    made = rendered(
+        {"tools": [{"name": "read"}], **chat("Hi")},
+        ("systemtext", BoundaryKind.MESSAGE, 1),
+        (tools, BoundaryKind.SYSTEM, 1),
+        ("", BoundaryKind.TOOLS, 0),
+        ("Hi", BoundaryKind.MESSAGE, 2),
+    )
+    assert [each.label for each in made.sections] == ["system", "tools", "messages[1] (user)"]
 
 
 def test_a_prompt_without_boundaries_is_one_section() -> None:
