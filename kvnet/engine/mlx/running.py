@@ -25,7 +25,7 @@ from kvnet.engine.mlx.loader import LoadedModel
 from kvnet.engine.mlx.prefill import last_logits, prefill, step_ends
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.states import State, States, Wish
-from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, wire_chunks
+from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, WireOrigin, wire_chunks
 from kvnet.errors import CompatibilityError, EngineError
 
 NEWEST_MESSAGES = 2
@@ -122,7 +122,7 @@ class Runner:
             reused = Reused(state.live_tokens, state.restored_tokens, state.restore_s)
             started(reused)
             ends_at = () if cuttable(state.caches) else _points(asked.prompt)
-            self._prefill(request, state, tokens, end=end, stops=ends_at)
+            self._prefill(request, state, tokens, end=end, total=len(tokens), stops=ends_at)
             if asked.keep_live:
                 self._states.keep_system(state, tokens, _system_tokens(asked.prompt.boundaries))
             prefilled = Prefilled(
@@ -191,6 +191,7 @@ class Runner:
                 len(tokens) - state.reused_tokens,
                 microseconds(state.restore_s),
                 microseconds(state.prefill_s),
+                _origins(state, asked),
             )
         )
 
@@ -255,6 +256,13 @@ class Runner:
             if total:
                 request.send(ProgressEvent(request.id, stop, total))
             yield
+
+
+def _origins(state: State, asked: ExportRequest) -> list[WireOrigin]:
+    """Artifacts behind a live cache; the plan's own is known to whoever asked."""
+    planned = asked.restore.manifest if asked.restore is not None else b""
+    origins = state.origins if state.live_tokens else ()
+    return [WireOrigin(origin.manifest, origin.n_tokens) for origin in origins if origin.manifest != planned]
 
 
 def _points(prompt: PreparedPrompt) -> tuple[int, ...]:
