@@ -107,6 +107,28 @@ def test_a_template_that_rewrites_reasoning_is_found_between_two_turns(tiny: Kvn
     assert "<think>" not in report["rendered"][1]
 
 
+def test_a_template_that_will_rewrite_reasoning_is_found_in_one_request(kvnet: Kvnet, tmp_path: Path) -> None:
+    # As templates of reasoning models do it: reasoning stays while tools are used, until the user speaks again.
+    template = (
+        "{% set ns = namespace(asked=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+        "{{ '<|start|>' + m.role + '\n' }}{% if m.reasoning_content and loop.index0 > ns.asked %}"
+        "{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+    )
+    model = tinymodels.write_model(tmp_path / "models" / "reasoning", template=template)
+    body = session("Hi", "I look.")
+    body["messages"][2]["reasoning_content"] = "It is late."
+    body["messages"].append({"role": "tool", "content": "22:30"})
+    path = write(tmp_path / "request.json", body)
+    [report] = kvnet.json("prompt", "check", path, "--model", str(model))["reports"]
+    assert killers(report) == ["template-rewrites-reasoning"]
+    assert (report["share"], report["killers"][0]["place"]) == (1.0, None)
+    body["messages"][2].pop("reasoning_content")
+    [report] = kvnet.json("prompt", "check", write(tmp_path / "plain.json", body), "--model", str(model))["reports"]
+    assert killers(report) == []
+
+
 def test_a_log_is_checked_request_by_request_and_fails_a_build_that_shares_too_little(
     tiny: Kvnet, tmp_path: Path
 ) -> None:
