@@ -16,7 +16,7 @@ import trio
 
 from benchmarks.replay_trace import Request, Scale, requests, shared
 from kvnet.store.lock import DataDirLock
-from kvnet_node.asking import Told, ask
+from kvnet_node.asking import Told, ask, decided
 from kvnet_node.control import call_node, connect_control
 from kvnet_node.demonstration import Side, demo_model, pair, two_sides
 from kvnet_node.operations.requests import StatusRequest, StatusResult
@@ -30,10 +30,6 @@ WARM_UP = {
 }
 
 MODES = ("none", "own cache", "swarm")
-_DECIDED = frozenset(
-    {"kept", "keep_not_worth", "keep_dropped", "keep_failed", "keep_no_live_state", "keep_not_allowed"}
-)
-"""Counters of a node that say what became of an answer's K/V."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def settle(side: Side, answered: int) -> None:
     deadline = time.monotonic() + SETTLE_S
     while True:
         counters = trio.run(_status, side.data_dir).counters
-        if sum(count for name, count in counters.items() if name in _DECIDED) >= answered:
+        if decided(counters) >= answered:
             return
         if time.monotonic() > deadline:
             raise RuntimeError(f"expected {answered} answers kept or not within {SETTLE_S:.0f} s, found {counters}")

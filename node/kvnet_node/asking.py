@@ -14,6 +14,9 @@ from kvnet.errors import EngineError
 TIMEOUT_S = 300.0
 MAX_ERROR_BYTES = 500
 
+_DECIDED = ("kept", "keep_not_worth", "keep_dropped", "keep_failed", "keep_no_live_state", "keep_not_allowed")
+"""Counters of a running node that say what became of the K/V of an answer."""
+
 _DATA = b"data: "
 _DONE = b"[DONE]"
 
@@ -67,6 +70,11 @@ def ask(url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = N
         raise EngineError(f"expected an answer of {url}, found {type(error).__name__}") from error
     finally:
         connection.close()
+
+
+def decided(counters: Mapping[str, int]) -> int:
+    """Of how many answers a node has kept the K/V or decided not to, by the counters of its status."""
+    return sum(counters.get(name, 0) for name in _DECIDED)
 
 
 def _read(response: http.client.HTTPResponse, begun: float) -> Told:

@@ -7,6 +7,7 @@ once, so that whatever else the machine does meets all of them alike; medians co
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kvnet.errors import EngineError
-from kvnet_node.asking import ask
+from kvnet_node.asking import ask, decided
 from kvnet_node.demonstration import (
     ANSWER_TOKENS,
     DEMO_QUESTION,
@@ -33,6 +34,7 @@ SLOW_LENGTHS = (256,)
 """Where prefill is slow, a length more takes minutes."""
 ROUNDS = 3
 PLAIN_TIMEOUT_S = 600.0
+KEEP_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Bench:
         chat: the question about it, as a file.
         prefix_tokens: tokens of the artifact, once ``holder`` has added it.
         artifact: its hash text, "" while nobody has it.
+        asked: requests that were sent to the asker's endpoint.
     """
 
     holder: Side
@@ -55,6 +58,7 @@ class Bench:
     chat: Path
     prefix_tokens: int = 0
     artifact: str = ""
+    asked: int = 0
 
     def share(self) -> None:
         """Have the holder add the document."""
@@ -67,6 +71,16 @@ class Bench:
             self.holder.run("rm", self.artifact)
             self.asker.run("rm", self.artifact)
             self.artifact = ""
+        if self.asked:
+            self._forget_conversations()
+
+    def _forget_conversations(self) -> None:
+        """What the endpoint keeps of its answers goes too, once it is there; pinned is nothing any more."""
+        deadline = time.monotonic() + KEEP_TIMEOUT_S
+        while (found := decided(self.asker.run("status")["counters"])) < self.asked:
+            if time.monotonic() > deadline:
+                raise EngineError(f"expected {self.asked} answers kept or not, found {found}")
+        self.asker.run("gc", "--all")
 
     def answer(self, *flags: str, source: str = "") -> Timing:
         """The asker's answer, which must have reused the whole prefix from ``source``, or nothing without one.
@@ -129,6 +143,7 @@ def _from_ram(bench: Bench) -> Timing:
     }
     ask(bench.asker.endpoint, body)
     told = ask(bench.asker.endpoint, body)
+    bench.asked += 2
     if told.source != "ram" or told.reused_tokens < bench.prefix_tokens:
         raise EngineError(
             f"expected {bench.prefix_tokens:,} tokens from memory, found {told.reused_tokens:,} from {told.source}",
@@ -221,11 +236,14 @@ def measure_ttft(model: Path, lengths: tuple[int, ...], rounds: int, say: Say) -
         holder.start()
         asker.start("--bootstrap", holder.addresses[0])
         asker.run("peers", holder.addresses[0])
+        asked = 0
         for length in lengths:
             document, chat = root / f"handbook-{length}.txt", root / "question.json"
             document.write_text(text_of(length), encoding="utf-8")
             chat.write_bytes(msgspec.json.encode(chat_about(document, DEMO_QUESTION)))
-            yield _measure(Bench(holder, asker, model, document, chat), length, rounds, say)
+            bench = Bench(holder, asker, model, document, chat, asked=asked)
+            yield _measure(bench, length, rounds, say)
+            asked = bench.asked
 
 
 def _measure(bench: Bench, length: int, rounds: int, say: Say) -> Measured:

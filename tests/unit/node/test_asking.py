@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvnet.errors import EngineError
-from kvnet_node.asking import ask
+from kvnet_node.asking import ask, decided
 
 
 class Scripted(HTTPServer):
@@ -83,3 +83,7 @@ def test_a_refusal_and_an_answer_without_usage_are_errors(
     server.status, server.events = status, events
     with pytest.raises(EngineError, match="expected an answer"):
         ask(url(server), {})
+
+
+def test_answers_kept_or_not_worth_it_are_counted_and_nothing_else() -> None:
+    assert decided({"kept": 2, "kept_bytes": 900, "keep_not_worth": 1, "requests": 7}) == 3
