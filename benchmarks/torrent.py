@@ -16,6 +16,8 @@ SETTINGS = {
     "alert_mask": 0,
 }
 PIECE_BYTES = 1 << 20
+LIMIT_S = 60.0
+"""Seconds for one round."""
 
 
 def available() -> bool:
@@ -67,7 +69,14 @@ def leech(torrent: Path, target: Path, port: int) -> None:
 
     session = _session()
     handle = session.add_torrent({"ti": lt.torrent_info(str(torrent)), "save_path": str(target)})
-    handle.connect_peer(("127.0.0.1", port))
-    while not handle.status().is_seeding:
+    waited = 0
+    until = time.monotonic() + LIMIT_S
+    while not (status := handle.status()).is_seeding:
+        # A peer that is named before the torrent has been looked through is forgotten.
+        if waited % 20 == 0 and not status.num_peers:
+            handle.connect_peer(("127.0.0.1", port))
+        waited += 1
+        if time.monotonic() > until:
+            raise TimeoutError(f"expected libtorrent to be done within {LIMIT_S:g} s, found {status.progress:.0%}")
         time.sleep(0.005)
     session.remove_torrent(handle)

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def serve_torrent(directory: str) -> None:
     from benchmarks.torrent import seed
 
     print(seed(Path(directory)), flush=True)
-    sys.stdin.read()
+    threading.Event().wait()
 
 
 def main(kind: str, argument: str) -> None:
