@@ -81,7 +81,7 @@ def _summary(answers: Sequence[dict[str, Any]], part: str) -> dict[str, Any]:
     choices = [answer["choices"][0] for answer in answers if answer["choices"]]
     parts = [choice.get(part, {}) for choice in choices]
     calls = [call["function"] for piece in parts for call in piece.get("tool_calls", [])]
-    usage = next((answer["usage"] for answer in answers if "usage" in answer), {})
+    usage: dict[str, Any] = next((answer["usage"] for answer in answers if "usage" in answer), {})
     probabilities = [
         (each["id"], round(each["logprob"], 3))
         for choice in choices
