@@ -22,6 +22,8 @@ from kvnet_node.demonstration import Side, demo_model, pair, two_sides
 from kvnet_node.operations.requests import StatusRequest, StatusResult
 
 MAX_TOKENS = 4
+SMOLLM2_SCALE = Scale(blocks=48, characters=280)
+"""Prompts of 167 to 630 tokens: without any sharing, a CPU prefills them all in about two minutes."""
 SETTLE_S = 30.0
 POLL_S = 0.02
 WARM_UP = {
@@ -157,7 +159,7 @@ def table(replays: Sequence[Replayed], wanted: Sequence[Request]) -> str:
 def main() -> None:
     """Replay with SmolLM2 and print the table."""
     model = demo_model(lambda _: None)
-    wanted = requests(Scale(blocks=16, characters=280))
+    wanted = requests(SMOLLM2_SCALE)
     replays = [replay(model, wanted, mode, print) for mode in MODES]
     print(f"\n{len(wanted)} requests of {len({each.session for each in wanted})} sessions over two nodes")
     print(table(replays, wanted))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replay import MODES, Replayed, nodes, replay, settle, table
+from benchmarks.replay import MODES, SMOLLM2_SCALE, Replayed, nodes, replay, settle, table
 from benchmarks.replay_trace import Scale, requests, shared, symbols
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet_node.asking import Told, ask
@@ -104,7 +104,7 @@ def test_an_agents_session_hits_what_it_repeats_and_goes_on_at_the_second_node(t
 
 @pytest.mark.nightly
 def test_smollm2_saves_more_in_a_swarm_too() -> None:
-    wanted = requests(Scale(blocks=16, characters=280))
+    wanted = requests(SMOLLM2_SCALE)
     model = demo_model(lambda _: None)
     none, own, swarm = (replay(model, wanted, mode) for mode in MODES)
     assert swarm.reused_tokens > own.reused_tokens > none.reused_tokens == 0
