@@ -10,6 +10,7 @@ import trio
 
 from kvnet.engine.client import open_engine
 from kvnet.engine.interface import (
+    BoundaryKind,
     Engine,
     Exported,
     ExportRequest,
@@ -19,16 +20,26 @@ from kvnet.engine.interface import (
     LogitsRequest,
     OpenEngine,
     PrefillProgress,
+    PromptKind,
     TextDelta,
 )
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last, run_selftest
 from kvnet.engine.toy import open_toy_engine
-from kvnet.errors import CompatibilityError, EngineError, IntegrityError, OverBudgetError
+from kvnet.errors import (
+    CompatibilityError,
+    EngineError,
+    IntegrityError,
+    NoLiveStateError,
+    OverBudgetError,
+    PromptError,
+    WindowError,
+)
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.prefix import common_prefix
 from tests.mlx import tinymodels
+from tests.mlx.completing import complete, prepare, told
 from tests.mlx.requests import cut, export, generate, made_up_tokens
 
 KINDS = [pytest.param("toy"), pytest.param("mlx", marks=pytest.mark.mlx)]
@@ -181,3 +192,68 @@ async def test_selftest_passes(kind: str, model: Path, tmp_path: Path) -> None:
     report = await run_selftest(model, tmp_path, n_tokens=270, opener=OPENERS[kind])
     assert report.passed
     assert report.size_bytes == 270 * report.model.kv_bytes_per_token
+
+
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a llama? " * 20}]
+
+
+async def test_the_same_request_twice_continues_from_ram_and_answers_the_same(engine: Engine) -> None:
+    for stream in (False, True):
+        await engine.drop_live()
+        body = {"messages": TALK, "max_tokens": 8, "stream": stream, "stream_options": {"include_usage": True}}
+        first = await complete(engine, body, live=True)
+        again = await complete(engine, body, live=True)
+        n = len(first.prompt.tokens)
+        assert told(first.body) == told(again.body)
+        assert (first.started.status, first.started.live_tokens) == (200, 0)
+        assert first.started.content_type == ("text/event-stream" if stream else "application/json")
+        assert (again.prompt.live_tokens, again.started.live_tokens) == (n - 1, n - 1)
+        assert (first.completed.prefilled_tokens, again.completed.prefilled_tokens) == (n, 1)
+        assert again.completed.held_tokens >= n
+        assert told(again.body)["usage"]["completion_tokens"] >= len(again.completed.tokens)
+    assert (await engine.live()).n_caches >= 1
+    await engine.drop_live()
+    assert (await engine.live()).size_bytes == 0
+
+
+async def test_what_live_caches_hold_is_exported_without_computing(engine: Engine, tmp_path: Path) -> None:
+    answer = await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+    tokens = answer.prompt.tokens[:256]
+    request = ExportRequest(tokens, None, new_pack(tmp_path / "pack"), 0, prefill=False, background=True)
+    exported = await last(engine.export(request), Exported)
+    assert (exported.restored_tokens, exported.prefilled_tokens) == (256, 0)
+    await engine.drop_live()
+    with pytest.raises(NoLiveStateError):
+        await last(engine.export(request), Exported)
+    plan = scratch_restore(engine.info, request, exported)
+    warm = await complete(engine, {"messages": TALK, "max_tokens": 4}, restore=plan)
+    assert (warm.started.restored_tokens, told(warm.body)) == (256, told(answer.body))
+
+
+async def test_boundaries_are_places_in_the_prompt_in_ascending_order(engine: Engine) -> None:
+    prompt = await prepare(engine, {"messages": TALK, "tools": [{"type": "function"}]}, marks=(1,))
+    places = [boundary.n_tokens for boundary in prompt.boundaries]
+    assert places == sorted(places)
+    assert all(1 <= place <= len(prompt.tokens) for place in places)
+    kinds = {boundary.kind for boundary in prompt.boundaries}
+    assert {BoundaryKind.SYSTEM, BoundaryKind.MESSAGE, BoundaryKind.MARK, BoundaryKind.STABLE} <= kinds
+    assert 1 <= prompt.stable_tokens <= len(prompt.tokens)
+    assert "What is a llama?" in await engine.text_of(prompt.tokens)
+
+
+async def test_a_text_completion_is_answered_with_text(engine: Engine) -> None:
+    answer = await complete(engine, {"prompt": "Once", "max_tokens": 3}, PromptKind.TEXT)
+    assert answer.json["object"] == "text_completion"
+    assert isinstance(answer.json["choices"][0]["text"], str)
+
+
+async def test_what_is_no_prompt_is_refused_and_what_is_not_supported_a_400(engine: Engine) -> None:
+    for body in ({}, {"messages": []}, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}):
+        with pytest.raises(PromptError):
+            await prepare(engine, body)
+    for body in ({"n": 2}, {"max_tokens": 0}):
+        answer = await complete(engine, {"messages": TALK, **body})
+        assert answer.started.status == 400
+        assert answer.json["error"]["type"] == "invalid_request_error"
+    with pytest.raises(WindowError):
+        await complete(engine, {"messages": TALK, "max_tokens": 1 << 40})
