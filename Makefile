@@ -11,9 +11,10 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 # Only some benchmarks: make bench BENCHMARKS=transfer
 BENCHMARKS ?=
+TRANSFER_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage nightly lint format bench docs lock clean
+.PHONY: help install demo test coverage nightly lint format bench bench-transfer docs lock clean
 
 help:
 	@echo 'make demo     two nodes on this machine: prefill on one, fetch and decode on the other'
@@ -21,6 +22,7 @@ help:
 	@echo 'make coverage every branch of the pure parts must be taken by a test'
 	@echo 'make lint     style, types, layers, lock and documents'
 	@echo 'make bench    the side-by-side benchmarks'
+	@echo 'make bench-transfer  how fast chunks move, beside bare sockets and libtorrent'
 	@echo 'make docs     regenerate the generated reference pages'
 	@echo 'make install  only set up .venv'
 	@echo 'make lock     resolve all versions again (UPGRADE=1 takes newer ones)'
@@ -61,6 +63,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCHMARKS)
+
+# TRANSFER_ARGS='--size-mib 256 --rounds 5'; with libtorrent installed it is measured too.
+bench-transfer: $(STAMP)
+	$(BIN)/python -m benchmarks.transfer --json $(TRANSFER_ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_reference.py
