@@ -1,13 +1,18 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from kvnet.engine.toy import open_toy_engine
-from kvnet.errors import UnknownModelError
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.models import inspect_model
+from kvnet.engine.toy import ToyCosts, ToyEngine, open_toy_engine
+from kvnet.errors import BusyError, EngineError, UnknownModelError
 from kvnet_node.config import load_config
 from kvnet_node.engines import EngineShelf
 from kvnet_node.paths import DataPaths
@@ -33,13 +38,16 @@ def make_model(directory: Path, name: str) -> Path:
 
 @asynccontextmanager
 async def shelf(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str] | None = None
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str] | None = None,
+    open_engine: Any = open_toy_engine,
 ) -> AsyncIterator[EngineShelf]:
     monkeypatch.setenv("HOME", str(data_dir))
     monkeypatch.setenv("HF_HOME", str(data_dir / "hf"))
     monkeypatch.setenv("KVNET_CACHE_DIR", str(data_dir / "cache"))
     config = load_config(data_dir, environment=environment or {})
-    engines = EngineShelf(config, DataPaths(data_dir), open_toy_engine)
+    engines = EngineShelf(config, DataPaths(data_dir), open_engine)
     async with trio.open_nursery() as nursery:
         await nursery.start(engines.run)
         yield engines
@@ -97,14 +105,116 @@ async def test_the_asker_is_told_when_a_model_is_loaded_and_not_when_it_was(
     assert told == ["only"]
 
 
+class HeavyEngine(ToyEngine):
+    """Its weights are most of what there is."""
+
+    @property
+    def info(self) -> ModelInfo:
+        return replace(super().info, weights_size_bytes=LIMIT_BYTES - 3)
+
+
+LIMIT_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def open_heavy_engine(model_path: Path, **_: object) -> AsyncIterator[HeavyEngine]:
+    engine = HeavyEngine(model_path, ToyCosts(), 1 << 20, LIMIT_BYTES)
+    yield engine
+    await engine.aclose()
+
+
 async def test_an_idle_engine_makes_room_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path, "one")
     make_model(tmp_path, "two")
-    async with shelf(tmp_path, monkeypatch) as engines:
+    async with shelf(tmp_path, monkeypatch, open_engine=open_heavy_engine) as engines:
         async with engines.use("one"):
             pass
         async with engines.use("two"):
             assert engines.loaded() == ["two"]
+
+
+async def test_a_model_that_does_not_fit_beside_those_in_use_is_refused_with_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "one")
+    make_model(tmp_path, "two")
+    async with shelf(tmp_path, monkeypatch, open_engine=open_heavy_engine) as engines, engines.use("one"):
+        with pytest.raises(BusyError, match=r"need \d+ B; 1\.05 MB of 1\.05 MB"):
+            async with engines.use("two"):
+                pass
+        assert engines.loaded() == ["one"]
+
+
+async def test_models_that_fit_stay_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "one")
+    make_model(tmp_path, "two")
+    async with shelf(tmp_path, monkeypatch) as engines:
+        for name in ("one", "two"):
+            async with engines.use(name):
+                pass
+        assert engines.loaded() == ["one", "two"]
+
+
+async def test_an_engine_that_nobody_uses_leaves_memory(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (entry,) = [inspect_model(make_model(tmp_path, "only"))]
+    assert entry is not None
+    async with shelf(tmp_path, monkeypatch, {"KVNET_ENGINE_IDLE_UNLOAD_S": "100"}) as engines:
+        async with engines.use_entry(entry):
+            await trio.sleep(150)
+            assert engines.loaded() == ["only"]
+        await trio.sleep(99)
+        assert engines.loaded() == ["only"]
+        await trio.sleep(2)
+        assert engines.loaded() == []
+
+
+async def test_a_client_that_leaves_while_a_model_loads_does_not_make_others_wait_twice(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = inspect_model(make_model(tmp_path, "only"))
+    assert entry is not None
+    begun = 0
+
+    @asynccontextmanager
+    async def open_slowly(model_path: Path, **_: object) -> AsyncIterator[ToyEngine]:
+        nonlocal begun
+        begun += 1
+        await trio.sleep(10)
+        async with open_toy_engine(model_path) as engine:
+            yield engine
+
+    async with shelf(tmp_path, monkeypatch, open_engine=open_slowly) as engines:
+        with trio.move_on_after(5) as impatient:
+            async with engines.use_entry(entry):
+                pass
+        assert impatient.cancelled_caught
+        async with engines.use_entry(entry):
+            assert (begun, trio.current_time()) == (1, pytest.approx(10))
+
+
+async def test_a_model_that_cannot_be_loaded_fails_its_askers_and_is_tried_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "only")
+    broken = True
+
+    @asynccontextmanager
+    async def open_maybe(model_path: Path, **_: object) -> AsyncIterator[ToyEngine]:
+        if broken:
+            raise EngineError("no such layer")
+        async with open_toy_engine(model_path) as engine:
+            yield engine
+
+    async with shelf(tmp_path, monkeypatch, open_engine=open_maybe) as engines:
+        with pytest.raises(EngineError, match="no such layer"):
+            async with engines.use(None):
+                pass
+        assert engines.failure() == "no such layer"
+        broken = False
+        async with engines.use(None):
+            assert engines.failure() == ""
 
 
 async def test_an_engine_in_use_is_never_ended_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
