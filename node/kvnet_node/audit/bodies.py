@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvnet_node.audit.causes import Cause
+from kvnet_node.audit.fields import text as text_field
 from kvnet_node.audit.prompt import NO_FEATURES, Part, digest
 from kvnet_node.prompts.normalise import normalise
 from kvnet_node.prompts.spans import SpanKind, volatile_spans
@@ -84,7 +85,7 @@ def message_part(message: Mapping[str, Any], *, head: bool = False) -> Part:
 def _without_reasoning(message: Mapping[str, Any], rest: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        content = [each for each in content if not (isinstance(each, dict) and each.get("type") in _REASONING)]
+        content = [each for each in content if not (isinstance(each, dict) and text_field(each, "type") in _REASONING)]
     kept = {key: value for key, value in rest.items() if key not in _REASONING}
     return content_text(content) + (_json(_plain(kept)) if kept else "")
 

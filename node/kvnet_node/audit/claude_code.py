@@ -46,7 +46,7 @@ class _Reader:
             return None
         before = self._prompts.get(parent) or root(AGENT, str(self._path), uuid)
         message = value.get("message")
-        if value.get("type") not in {"user", "assistant"} or not isinstance(message, dict):
+        if text(value, "type") not in {"user", "assistant"} or not isinstance(message, dict):
             # Progress, attachments and remarks stand in the chain of messages and are no messages.
             self._prompts[uuid] = before
             return None

@@ -21,7 +21,7 @@ _INPUTS = ("_output", "user", "developer", "system")
 
 def is_log(value: dict[str, Any]) -> bool:
     """Whether a line is of such a session."""
-    return value.get("type") in _TYPES and isinstance(value.get("payload"), dict)
+    return text(value, "type") in _TYPES and isinstance(value.get("payload"), dict)
 
 
 def requests(path: Path, lines: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Sent]:
@@ -49,7 +49,7 @@ class _Reader:
 
     def line(self, value: dict[str, Any]) -> Sent | None:
         payload = record(value, "payload")
-        kind = value.get("type")
+        kind = text(value, "type")
         if kind == "session_meta":
             self._session = text(payload, "id") or self._session
             self._version, self._project = text(payload, "cli_version"), text(payload, "cwd")

@@ -25,7 +25,7 @@ def requests(path: Path, session: dict[str, Any]) -> Iterator[Sent]:
     name = text(session, "sessionId") or path.stem
     prompt = root(AGENT, str(path))
     for message in session["messages"]:
-        if not isinstance(message, dict) or message.get("type") not in {"user", "gemini"}:
+        if not isinstance(message, dict) or text(message, "type") not in {"user", "gemini"}:
             continue
         usage = record(message, "tokens")
         tokens = count(usage, "input")

@@ -5,10 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet_node.audit.run import audit
+from tests.unit.node.audit.test_logs import CODEX as CODEX_SESSION
+from tests.unit.node.audit.test_logs import SESSION
 
 NAMES = (
     *("type", "uuid", "parentUuid", "sessionId", "message", "role", "content", "usage", "id", "requestId", "payload"),
@@ -41,6 +44,20 @@ LOGS = st.one_of(st.lists(each, max_size=6) for each in (LINES, BODIES, CODEX, C
 
 @given(LOGS, st.sampled_from((".jsonl", ".json")))
 def test_any_log_ends_in_numbers_that_add_up(lines: list[dict[str, Any]], suffix: str) -> None:
+    check(lines, suffix)
+
+
+@pytest.mark.parametrize("kind", [[], {}, 7, None, True])
+@pytest.mark.parametrize("name", ["type", "role", "id", "model", "content", "payload", "message"])
+def test_a_field_of_another_type_ends_nothing(kind: object, name: str) -> None:
+    body = {"messages": [{"role": "user", name: kind}]}
+    for lines in (SESSION, CODEX_SESSION, [body]):
+        check([line | {name: kind} for line in lines], ".jsonl")
+    message = {"type": "gemini", "tokens": {"input": 3}, name: kind}
+    check([{"sessionId": "s", "startTime": "t", "messages": [message]}], ".json")
+
+
+def check(lines: list[dict[str, Any]], suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"log{suffix}")
         text = json.dumps(lines) if suffix == ".json" else "\n".join(map(json.dumps, lines))
