@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -248,11 +249,13 @@ async def test_a_text_completion_is_answered_with_text(engine: Engine) -> None:
 
 
 async def test_what_is_no_prompt_is_refused_and_what_is_not_supported_a_400(engine: Engine) -> None:
-    for body in ({}, {"messages": []}, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}):
+    image: list[Any] = [{"role": "user", "content": [{"type": "image_url"}]}]
+    bodies: list[dict[str, Any]] = [{}, {"messages": []}, {"messages": image}]
+    for body in bodies:
         with pytest.raises(PromptError):
             await prepare(engine, body)
-    for body in ({"n": 2}, {"max_tokens": 0}):
-        answer = await complete(engine, {"messages": TALK, **body})
+    for asked in ({"n": 2}, {"max_tokens": 0}):
+        answer = await complete(engine, {"messages": TALK, **asked})
         assert answer.started.status == 400
         assert answer.json["error"]["type"] == "invalid_request_error"
     with pytest.raises(WindowError):
