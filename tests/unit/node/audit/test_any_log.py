@@ -39,7 +39,7 @@ CLAUDE = st.builds(
     },
     st.sampled_from(("user", "assistant", "system")), st.sampled_from("abc"), st.sampled_from("abc") | st.none(), LINES,
 )  # fmt: skip
-LOGS = st.one_of(st.lists(each, max_size=6) for each in (LINES, BODIES, CODEX, CLAUDE))
+LOGS = st.one_of(*(st.lists(each, max_size=6) for each in (LINES, BODIES, CODEX, CLAUDE)))
 
 
 @given(LOGS, st.sampled_from((".jsonl", ".json")))
