@@ -183,7 +183,7 @@ def test_the_same_change_is_found_in_anthropic_style() -> None:
     ("kind", "text"),
     [
         (SpanKind.DATE, "Today is Monday."),
-        (SpanKind.NAME, "cwd: /srv/work"),
+        (SpanKind.NAME, "cwd: /opt/tools"),
         (SpanKind.ID, "Session id: 8f3a2b91cc"),
         (SpanKind.STATE, "Current branch: main"),
         (SpanKind.COUNTER, "Tokens left: 12,000"),

@@ -102,7 +102,7 @@ def test_another_request_varies_tools_and_system_and_not_the_conversation() -> N
 
 
 def test_a_tool_whose_json_would_break_is_left_as_it_is() -> None:
-    body = {"tools": [{"name": "run", "description": "cwd: /srv/a\nb"}], "messages": []}
+    body = {"tools": [{"name": "run", "description": "cwd: /opt/a\nb"}], "messages": []}
     assert another_request(body)["tools"][0]["name"] == "run"
 
 
