@@ -14,8 +14,8 @@ def test_the_text_of_every_tracked_file_is_clean(repository_root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("see /" + "home/ann/models", "a path of one machine"),
-        ("see /" + "Users/ann/models", "a path of one machine"),
+        ("see /" + "home/carol/models", "a path of one machine"),
+        ("see /" + "Users/carol/models", "a path of one machine"),
         ("pip install --index" + "-url x", "a setting for a package registry"),
         ("a line \nanother", "white space"),
         ("<" * 7 + " HEAD", "a merge conflict"),
