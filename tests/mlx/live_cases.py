@@ -380,7 +380,7 @@ def live_caches_go_when_running_requests_need_their_memory(folder: Path) -> None
     for tokens in (first, second, first):
         bench.complete(tokens)
     assert bench.shelf.covered(first) == bench.shelf.covered(second) == 400
-    bench.complete(made_up_tokens(3200, seed=9), keep_live=False)
+    bench.complete(made_up_tokens(2500, seed=9), keep_live=False)
     assert bench.shelf.covered(second) == 0, "the one used longest ago goes first"
     assert bench.shelf.covered(first) == 400
     bench.complete(made_up_tokens(3500, seed=9), keep_live=False)

@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 
 from kvnet.engine.client import EngineClient
-from kvnet.engine.interface import Exported, ExportRequest, RestorePlan, WrittenChunk
+from kvnet.engine.interface import (
+    Completed,
+    CompletionRequest,
+    Exported,
+    ExportRequest,
+    PreparedPrompt,
+    PromptKind,
+    RestorePlan,
+    WrittenChunk,
+)
 from kvnet.engine.scratch import new_pack, scratch_restore
+from kvnet.engine.selftest import last
 from kvnet.format.chunks import ChunkKind, ChunkPlan, layer_groups
 from kvnet.format.hashes import blake3_hash
 from tests.mlx import tinymodels
@@ -63,3 +73,32 @@ async def test_restore_and_decode_hold_the_state_once(opener: Opener, tmp_path: 
         assert answer.restored_tokens == 4000
         peak = resident_bytes(engine.process_id, "VmHWM") - before
         assert peak <= 1.25 * size + 32 * MEBIBYTE, f"{peak:,} bytes more for {size:,} of state"
+
+
+async def test_continuing_a_live_cache_holds_the_state_once(opener: Opener, tmp_path: Path) -> None:
+    wide = {**tinymodels.LLAMA, "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 256}
+    model = tinymodels.write_model(tmp_path / "wide", wide)
+    tokens = made_up_tokens(4040)
+    async with opener(model) as engine:
+        plan = made_up_artifact(engine, tokens[:4000], tmp_path / "pack")
+        size = sum(chunk.length_bytes for chunk in plan.chunks)
+        await generate(engine, tokens[:20], max_tokens=2)
+        assert engine.process_id is not None
+        before = resident_bytes(engine.process_id, "VmRSS")
+        first = await complete(engine, tokens[:4010], plan)
+        assert (first.prefilled_tokens, (await engine.live()).n_caches) == (10, 1)
+        forget_peak(engine.process_id)
+        second = await complete(engine, tokens[:4010])
+        assert second.prefilled_tokens == 1
+        third = await complete(engine, [*tokens[:4010], *second.tokens, *tokens[4010:]])
+        assert third.prefilled_tokens <= 31
+        peak = resident_bytes(engine.process_id, "VmHWM") - before
+        assert peak <= 1.25 * size + 100 * MEBIBYTE, f"{peak:,} bytes more for {size:,} of state"
+        await engine.drop_live()
+        assert (await engine.live()).size_bytes == 0
+
+
+async def complete(engine: EngineClient, tokens: Sequence[int], plan: RestorePlan | None = None) -> Completed:
+    body = b'{"model": "m", "prompt": "made up", "max_tokens": 10}'
+    prompt = PreparedPrompt(tuple(tokens), (), 0, 0)
+    return await last(engine.complete(CompletionRequest(PromptKind.TEXT, body, prompt, plan)), Completed)

@@ -174,10 +174,13 @@ class CacheBuilder:
         shapes = [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
         self._arrays: list[mx.array] = []
         if in_place:
-            self._arrays = [mx.zeros(shape, dtype=self._dtype) for shape in shapes]
+            # Not zeros: filling rows that are about to be written is a second pass over memory.
+            self._arrays = [mx.empty(shape, dtype=self._dtype) for shape in shapes]
             mx.eval(self._arrays)
             # Dropped in finish(), before MLX reads what was written.
             self._views = [_view(array) for array in self._arrays]
+            for view in self._views:
+                view[:, :, n_tokens:, :] = 0
         else:
             self._views = [np.zeros(shape, numpy_dtype(kind)) for shape in shapes]
 

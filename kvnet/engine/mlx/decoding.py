@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 
-from kvnet.engine.mlx.caches import as_batch, evaluate
+from kvnet.engine.mlx.caches import as_batch, evaluate, unbatched
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.stopping import StopText
 from kvnet.engine.wire import DeltaEvent, FirstTokenEvent, GeneratedEvent, error_event, text_bytes
@@ -233,7 +233,7 @@ class DecodeThread:
         reason = "stop" if stopped else "length" if generation.max_tokens == 1 else None
         ended = self._tell(generation, int(first), batch._next_logprobs[0], reason)
         if ended is not None:
-            self._finish(generation, ended, batch.extract_cache(0), batch.tokens[0])
+            self._finish(generation, ended, unbatched(batch.prompt_cache), batch.tokens[0])
             return None
         batch.uids[0], self._next_uid = self._next_uid, self._next_uid + 1
         return batch
@@ -258,12 +258,14 @@ class DecodeThread:
         return batch
 
     def _step(self) -> None:
+        # Of a batch of one the rows are taken as they are: extracting them would copy the longest conversation.
+        alone = list(self._batch.prompt_cache) if len(self._running) == 1 else None
         for response in self._batch.next():
             generation = self._running[response.uid]
             try:
                 if failure := generation.failure():
                     raise failure
-                self._take(generation, response)
+                self._take(generation, response, alone)
             except Exception as error:  # noqa: BLE001 - one sequence harms no other
                 self._remove({response.uid})
                 self._fail(generation, error)
@@ -271,7 +273,7 @@ class DecodeThread:
         if self._steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
-    def _take(self, generation: Generation, response: Any) -> None:
+    def _take(self, generation: Generation, response: Any, alone: list[Any] | None) -> None:
         if not generation.joined:
             # The first token was told when the sequence joined.
             generation.joined = True
@@ -283,7 +285,8 @@ class DecodeThread:
             caches, held = self._extract(response.uid)
             self._remove({response.uid})
         else:
-            caches, held = response.prompt_cache, response.all_tokens
+            held = response.all_tokens
+            caches = response.prompt_cache if alone is None else unbatched(alone)
             del self._running[response.uid]
         self._finish(generation, reason, caches, held)
 
@@ -333,6 +336,8 @@ class DecodeThread:
 
     def _extract(self, uid: int) -> tuple[list[Any], list[int]]:
         place = self._batch.uids.index(uid)
+        if len(self._running) == 1:
+            return unbatched(self._batch.prompt_cache), self._batch.tokens[place]
         return self._batch.extract_cache(place), self._batch.tokens[place]
 
     def _drop_cancelled(self) -> None:

@@ -3,11 +3,14 @@
 All of it happens in the prefill lane, except ``keep``, which the decode thread calls too.
 """
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from mlx_lm.models.cache import KVCache
 
 from kvnet.engine.interface import Origin, RestorePlan
 from kvnet.engine.mlx.budget import Budget
@@ -23,6 +26,10 @@ ANSWER_ROOM_TOKENS = 2048
 
 MIN_SYSTEM_TOKENS = 64
 """Shorter system prompts get no entry of their own: computing them again costs less than a step."""
+
+
+MOVED_SHARE = (15, 16)
+"""Part of a large live cache that a request must continue from to take it over instead of copying it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,9 @@ class States:
         large = loan.entry.size_bytes >= self._shelf.min_move_bytes
         # A conversation that others wait to continue from stays where they find it.
         shared = self._waiting(wish.tokens) > loan.n_tokens // 2
-        return wish.keep_live and loan.continues and large and not loan.entry.system and not shared
+        # A retry of the last turn throws away the old answer at most.
+        nearly_all = loan.n_tokens * MOVED_SHARE[1] >= len(loan.entry.tokens) * MOVED_SHARE[0]
+        return wish.keep_live and nearly_all and large and not loan.entry.system and not shared
 
     def _restored(self, request: Request, wish: Wish) -> State:
         n_tokens = _planned(wish)
@@ -242,6 +251,7 @@ class States:
 
     def keep(self, state: State, caches: list[Any], tokens: Sequence[int]) -> int:
         """Turns a request's memory into a live cache of exactly ``tokens``; how many of them are held then."""
+        _tighten(caches)
         with self._budget.lock:
             state.release()
             return self._shelf.put(
@@ -283,15 +293,18 @@ class States:
         state.release()
 
 
+def _tighten(caches: list[Any]) -> None:
+    """Gives back free rows of short conversations, a layer at a time; for long ones the copy is not worth it."""
+    for layer, cache in enumerate(caches):
+        if type(cache) is KVCache and cache.keys is not None and cache.keys.shape[2] > cache.offset * 5 // 4 + 512:
+            caches[layer] = copy_rows(cache, cache.offset, cache.offset)
+
+
 def _planned(wish: Wish) -> int:
     return min(wish.plan.n_tokens, wish.limit) if wish.plan is not None else 0
 
 
 def _copy_at(state: State, n_tokens: int) -> list[Any]:
-    import copy
-
-    from mlx_lm.models.cache import KVCache
-
     others = iter(copy.deepcopy(list(state.points.get(n_tokens, ()))))
     return [copy_rows(c, n_tokens, n_tokens) if type(c) is KVCache else next(others) for c in state.caches]
 
