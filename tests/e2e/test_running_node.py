@@ -28,10 +28,10 @@ def test_start_says_where_it_listens_and_stop_waits_until_it_is_gone(kvnet: Kvne
 
 
 def test_the_first_screen_names_the_next_step(kvnet: Kvnet) -> None:
-    process = kvnet.popen("node", "start", "--listen", "127.0.0.1:0")
+    process = kvnet.popen("node", "start", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0")
     assert process.stdout is not None
-    screen = "".join(process.stdout.readline() for _ in range(7))
-    for expected in ("/p2p/", str(kvnet.data_dir), "kvpub1", "kvnet add"):
+    screen = "".join(process.stdout.readline() for _ in range(8))
+    for expected in ("/p2p/", "/v1", str(kvnet.data_dir), "kvpub1", "kvnet add"):
         assert expected in screen
 
 
