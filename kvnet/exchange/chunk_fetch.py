@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import trio
 
 from kvnet.errors import KvnetError, NetworkError, NotFoundError
+from kvnet.exchange.events import PeerPart
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike
@@ -47,11 +48,21 @@ class Provider:
 
 @dataclass(slots=True)
 class Delivered:
-    """What one peer delivered: verified bytes and chunks, and why it was left, if it was."""
+    """What one peer delivered: verified bytes and chunks, and why it was left, if it was.
+
+    Attributes:
+        n_bytes: verified bytes.
+        n_chunks: in so many chunks.
+        dropped: why it was left, a `DropReason`; "" when it was not.
+        seconds: from the first request to it until its last chunk.
+        path: how its chunks came: "bulk" or "stream"; "" when no channel to it could be opened.
+    """
 
     n_bytes: int = 0
     n_chunks: int = 0
     dropped: str = ""
+    seconds: float = 0.0
+    path: str = ""
 
 
 @dataclass(slots=True)
@@ -94,6 +105,8 @@ class ChunkFetch:
         self._machine = FetchMachine(entries, needed, list(self._providers), limits=limits)
         self._sink = sink
         self._active: dict[PeerId, _Active] = {}
+        self._paths: dict[PeerId, str] = {}
+        self._began_s: dict[PeerId, float] = {}
         self._outcome = _Outcome()
         self._changed = trio.Event()
 
@@ -101,6 +114,21 @@ class ChunkFetch:
     def delivered(self) -> Mapping[PeerId, Delivered]:
         """What each peer has delivered so far."""
         return self._outcome.delivered
+
+    @property
+    def asked(self) -> frozenset[PeerId]:
+        """Whom chunks were asked of, and who was not left since."""
+        return frozenset(self._active)
+
+    def parts(self) -> tuple[PeerPart, ...]:
+        """What each peer has brought so far, and how fast it is just now."""
+        rates = self._machine.rates_bytes_s(trio.current_time())
+        peers = dict.fromkeys([*self._outcome.delivered, *self._active])
+        return tuple(
+            PeerPart(peer, each.n_bytes, each.n_chunks, rates.get(peer, 0.0), each.path or self._paths.get(peer, ""))
+            for peer in peers
+            for each in [self._outcome.delivered.get(peer, Delivered())]
+        )
 
     async def run(self) -> None:
         """Fetch everything needed.
@@ -136,7 +164,7 @@ class ChunkFetch:
                 case ChunkVerified(index, data, peer):
                     await self._keep(index, data, peer)
                 case DropPeer(peer, reason):
-                    self._outcome.delivered.setdefault(peer, Delivered()).dropped = reason.value
+                    self._delivered_by(peer).dropped = reason.value
                     active = self._active.pop(peer, None)
                     if active is not None:
                         active.scope.cancel()
@@ -153,12 +181,17 @@ class ChunkFetch:
             # Never full: the machine asks only for what fits its window, and each request is taken at once.
             send, receive = trio.open_memory_channel[tuple[int, ...]](1024)
             active = self._active[peer] = _Active(trio.CancelScope(), send)
+            self._began_s.setdefault(peer, trio.current_time())
             nursery.start_soon(self._serve_peer, self._providers[peer], active, receive, nursery)
         active.wanted.send_nowait(indices)
 
+    def _delivered_by(self, peer: PeerId) -> Delivered:
+        return self._outcome.delivered.setdefault(peer, Delivered(path=self._paths.get(peer, "")))
+
     async def _keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
         """A chunk that is verified is kept even when its peer is dropped meanwhile."""
-        delivered = self._outcome.delivered.setdefault(peer, Delivered())
+        delivered = self._delivered_by(peer)
+        delivered.seconds = trio.current_time() - self._began_s[peer]
         delivered.n_chunks += 1
         delivered.n_bytes += len(data)
         self._machine.paused(peer)
@@ -182,6 +215,7 @@ class ChunkFetch:
             with active.scope:
                 try:
                     channel = await self._transport.open(provider.peer)
+                    self._paths[provider.peer] = channel.path
                     async with trio.open_nursery() as pair:
                         pair.start_soon(self._send_requests, channel, provider, wanted)
                         await self._read_answers(channel, provider.peer, nursery)

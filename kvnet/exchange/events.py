@@ -28,11 +28,40 @@ class PrefixFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerPart:
+    """What one peer has brought of a fetch so far, and at what rate of late.
+
+    Attributes:
+        peer: who.
+        n_bytes: verified bytes.
+        n_chunks: in so many chunks.
+        rate_bytes_s: what it delivers of late; 0 when it is asked for nothing.
+        path: how chunks come from it: "bulk", "stream", or "" before a channel is open.
+    """
+
+    peer: PeerId
+    n_bytes: int
+    n_chunks: int
+    rate_bytes_s: float
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """``done_bytes`` of ``total_bytes`` have arrived and matched their hash; the last from ``peer``."""
+    """``done_bytes`` of ``total_bytes`` have arrived and matched their hash; the last, chunk ``index``, from ``peer``.
+
+    Attributes:
+        held_chunks: chunks of what is wanted that were here when it began; not among the others.
+        held_bytes: their bytes.
+        parts: what each peer has brought; only where the fetch is looked at in fixed intervals.
+    """
 
     done_bytes: int
     total_bytes: int
     done_chunks: int
     total_chunks: int
     peer: PeerId
+    index: int = -1
+    held_chunks: int = 0
+    held_bytes: int = 0
+    parts: tuple[PeerPart, ...] = ()

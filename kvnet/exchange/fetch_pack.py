@@ -6,13 +6,15 @@ an artifact: until then nothing is evicted to make room. Where an earlier fetch 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from kvnet.exchange.events import FetchProgress
+from kvnet.exchange.events import FetchProgress, PeerPart
 from kvnet.exchange.lane import Lane
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
 from kvnet.format.prefix import tokens_from_bytes
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
+
+NOBODY = PeerId(b"")
 
 ProgressCallback = Callable[[FetchProgress], Awaitable[None]]
 
@@ -54,6 +56,8 @@ class FetchPack:
         self._writer: PackWriter | None = None
         self._in_pack: set[int] = set()
         self._expected = (0, 0)
+        self._held: tuple[int, int] | None = None
+        self.parts: Callable[[], tuple[PeerPart, ...]] = tuple
         self.n_chunks = 0
         self.n_bytes = 0
 
@@ -65,11 +69,22 @@ class FetchPack:
     async def missing(self) -> list[int]:
         """The wanted chunks that are not here, ascending."""
         found = await self._lane.run(self._look)
+        if self._held is None:
+            self._held = self._count(self._wanted - set(found))
         self._expected = (
             self.n_chunks + len(found),
             self.n_bytes + sum(self._entries[index].length_bytes for index in found),
         )
         return found
+
+    def _count(self, indices: set[int]) -> tuple[int, int]:
+        lengths = [self._entries[index].length_bytes for index in indices if not self._entries[index].absent]
+        return len(lengths), sum(lengths)
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks of what is wanted that were here when the fetch began."""
+        return self._held[0] if self._held is not None else 0
 
     def _look(self) -> list[int]:
         if self._writer is None and self._store.has_partial(self._artifact):
@@ -117,9 +132,27 @@ class FetchPack:
             self._heads[index] = bytes(data)
         self.n_chunks += 1
         self.n_bytes += len(data)
-        if self._progress is not None:
-            chunks, total = self._expected
-            await self._progress(FetchProgress(self.n_bytes, total, self.n_chunks, chunks, peer))
+        await self.tell(peer, index)
+
+    async def tell(self, peer: PeerId = NOBODY, index: int = -1) -> None:
+        """Say how far it is: chunk ``index`` came from ``peer``, or time has passed."""
+        if self._progress is None:
+            return
+        chunks, total = self._expected
+        held_chunks, held_bytes = self._held or (0, 0)
+        await self._progress(
+            FetchProgress(
+                self.n_bytes,
+                total,
+                self.n_chunks,
+                chunks,
+                peer,
+                index,
+                held_chunks=held_chunks,
+                held_bytes=held_bytes,
+                parts=self.parts(),
+            )
+        )
 
     async def tokens(self) -> list[int]:
         """The artifact's token ids, from chunks that are verified; they are needed before the pack is published.

@@ -6,7 +6,7 @@ signature and the policy come before the first chunk is asked for, so that nothi
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -21,6 +21,7 @@ from kvnet.errors import (
     TrustError,
 )
 from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered, Provider
+from kvnet.exchange.events import PeerPart
 from kvnet.exchange.fetch_pack import FetchPack, ProgressCallback
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
@@ -54,6 +55,7 @@ class Fetched:
         fetched_bytes: their bytes.
         seconds: from the first request to published.
         delivered: what each peer delivered.
+        held_chunks: chunks of what was wanted that were here before.
     """
 
     record: ArtifactRecord
@@ -62,6 +64,7 @@ class Fetched:
     fetched_bytes: int
     seconds: float
     delivered: dict[PeerId, Delivered]
+    held_chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,13 @@ class ArtifactFetcher:
                 self.scores.dropped(peer, DropReason(each.dropped), now_s)
             self.scores.delivered(peer, each.n_bytes, now_s - began_s, now_s)
 
+    def _judge_silence(self, fetch: ChunkFetch, sizes: Sequence[int], began_s: float) -> None:
+        """Whoever was asked and had brought nothing when the fetch ended: no faster than one chunk in that time."""
+        now_s = trio.current_time()
+        for peer in fetch.asked:
+            if peer not in fetch.delivered:
+                self.scores.waited(peer, max(sizes), now_s - began_s, now_s)
+
     async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> TokenIds:
         """The artifact's token ids alone, verified and kept nowhere: what a claim of a shared prefix is checked with.
 
@@ -314,6 +324,7 @@ class ArtifactFetcher:
         token_ids: TokenIds | None = None,
         pinned: bool = False,
         progress: ProgressCallback | None = None,
+        tick_s: float | None = None,
         scope: trio.CancelScope | None = None,
     ) -> Fetched:
         """Get the needed chunks that are not held, verify each, and publish the pack.
@@ -327,6 +338,7 @@ class ArtifactFetcher:
             token_ids: what :meth:`token_ids` gave before; it is not fetched again.
             pinned: keep it until it is unpinned.
             progress: told after each chunk.
+            tick_s: told too before the first, and whenever so many seconds have passed, with what each peer brings.
             scope: cancelling it ends the fetching; what has arrived by then, from the front, is kept and published.
 
         Raises:
@@ -348,7 +360,7 @@ class ArtifactFetcher:
         )
         job = _Job(located, work, token_ids, trio.current_time(), pinned=pinned)
         try:
-            await self._get_missing(job, entries, scope)
+            await self._get_missing(job, entries, scope, tick_s)
             return await self._publish(job)
         except BaseException as error:
             # Cancelled, alone or out of a nursery as a group; neither is an `Exception`.
@@ -359,7 +371,9 @@ class ArtifactFetcher:
         finally:
             work.abort()
 
-    async def _get_missing(self, job: "_Job", entries: Sequence[ChunkEntry], scope: trio.CancelScope | None) -> None:
+    async def _get_missing(
+        self, job: "_Job", entries: Sequence[ChunkEntry], scope: trio.CancelScope | None, tick_s: float | None
+    ) -> None:
         """Twice when need be: making room may take a chunk that was held when the first round began."""
         with scope or trio.CancelScope() as patience:
             for _ in range(MAX_ROUNDS):
@@ -370,9 +384,10 @@ class ArtifactFetcher:
                 fetch = ChunkFetch(self._transport, entries, missing, self.providers(job.located), sink, self._limits)
                 began_s = trio.current_time()
                 try:
-                    await fetch.run()
+                    await _run_telling(fetch, job, tick_s)
                 finally:
                     self._judge(fetch.delivered, began_s)
+                    self._judge_silence(fetch, [entries[index].length_bytes for index in missing], began_s)
                     job.add(fetch.delivered)
         if patience.cancelled_caught and not job.work.begun:
             raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")
@@ -393,6 +408,7 @@ class ArtifactFetcher:
             fetched_bytes=work.n_bytes + sum(map(len, job.token_ids.chunks.values())),
             seconds=trio.current_time() - job.started_s,
             delivered=job.delivered,
+            held_chunks=work.held_chunks,
         )
 
 
@@ -410,13 +426,50 @@ class _Job:
         self.delivered: dict[PeerId, Delivered] = {}
         self.add(token_ids.delivered)
 
+    def parts(self, now: Sequence[PeerPart]) -> tuple[PeerPart, ...]:
+        """What each peer has brought in this round and those before."""
+        return tuple(
+            replace(part, n_bytes=part.n_bytes + each.n_bytes, n_chunks=part.n_chunks + each.n_chunks)
+            for part in now
+            for each in [self.delivered.get(part.peer, Delivered())]
+        )
+
     def add(self, delivered: Mapping[PeerId, Delivered]) -> None:
         """Count what peers delivered in one more round; why one was left is said by the last."""
         for peer, more in delivered.items():
             before = self.delivered.get(peer, Delivered())
             self.delivered[peer] = Delivered(
-                before.n_bytes + more.n_bytes, before.n_chunks + more.n_chunks, more.dropped or before.dropped
+                before.n_bytes + more.n_bytes,
+                before.n_chunks + more.n_chunks,
+                more.dropped or before.dropped,
+                before.seconds + more.seconds,
+                more.path or before.path,
             )
+
+
+async def _run_telling(fetch: ChunkFetch, job: _Job, tick_s: float | None) -> None:
+    """Run a fetch, and with ``tick_s`` say how it goes whenever so much time has passed."""
+    if tick_s is None:
+        await fetch.run()
+        return
+    job.work.parts = lambda: job.parts(fetch.parts())
+
+    async def tick() -> None:
+        while True:
+            await job.work.tell()
+            await trio.sleep(tick_s)
+
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tick)
+        try:
+            await fetch.run()
+        except Exception as error:
+            # Out of the nursery it goes as itself, not in a group.
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 _REASON_WORDS = {

@@ -298,7 +298,7 @@ class ExchangeNode:
             capabilities=self._capabilities(),
         )
         machine = ControlSession(config, trio.current_time())
-        session = PeerSession(stream, machine, namespaces, self._server.answer)
+        session = PeerSession(stream, machine, namespaces, self._server.answer, self._answered)
         failure: KvnetError | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -310,6 +310,9 @@ class ExchangeNode:
                 await self._keep_session(session, opened)
         if failure is not None:
             raise failure
+
+    def _answered(self, peer: PeerId, seconds: float) -> None:
+        self.fetcher.scores.answered(peer, seconds, trio.current_time())
 
     def _capabilities(self) -> tuple[Capability, ...]:
         serve = (Capability.SERVE,) if self._options.serving else ()

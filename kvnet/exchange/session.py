@@ -35,6 +35,9 @@ READ_SIZE_BYTES = 64 * 1024
 Answer = Callable[["PeerSession", Request], Reply]
 """Decides the reply to a peer's request; fast, and never raises."""
 
+Answered = Callable[[PeerId, float], None]
+"""Told that a peer answered a request after so many seconds."""
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -50,15 +53,22 @@ class PeerSession:
         machine: the session machine for it; its clock is ``trio.current_time``.
         namespaces: those the machine was given, in the same order.
         answer: decides replies.
+        answered: told how many seconds the peer took to answer a request.
     """
 
     def __init__(
-        self, stream: ByteStream, machine: ControlSession, namespaces: tuple[Namespace, ...], answer: Answer
+        self,
+        stream: ByteStream,
+        machine: ControlSession,
+        namespaces: tuple[Namespace, ...],
+        answer: Answer,
+        answered: Answered = lambda _peer, _seconds: None,
     ) -> None:
         self._stream = stream
         self._machine = machine
         self._namespaces = namespaces
         self._answer = answer
+        self._answered = answered
         self._pending: dict[int, _Pending] = {}
         self._sending = trio.Lock()
         self._changed = trio.Event()
@@ -210,8 +220,9 @@ class PeerSession:
         """
         if self.closed.is_set():
             raise PeerUnreachableError("expected an open control session, found one that has ended")
+        asked_s = trio.current_time()
         try:
-            request_id = self._machine.request(request, trio.current_time())
+            request_id = self._machine.request(request, asked_s)
         except UsageError as error:
             # Nobody has used anything wrongly: the peer leaves too many requests open, or the session ends right now.
             raise PeerUnreachableError(str(error)) from error
@@ -224,6 +235,7 @@ class PeerSession:
             self._pending.pop(request_id, None)
         if pending.reply is None:
             raise PeerUnreachableError("expected an answer to a request, found none in time")
+        self._answered(self.peer, trio.current_time() - asked_s)
         if isinstance(pending.reply, Refused):
             raise PeerRefusedError(
                 f"the peer refuses: {pending.reply.reason}",

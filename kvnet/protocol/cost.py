@@ -10,10 +10,11 @@ a faster machine compute. Pure arithmetic; all times are seconds, all rates byte
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.ids import PeerId
 
@@ -82,11 +83,13 @@ class Machine:
         prefill: its speed.
         restore_bytes_s: raw K/V bytes restored per second.
         restore_fixed_s: seconds of any restore, however small.
+        decode_bytes_s: raw bytes decoded per second, by codec; one that is not named takes no time.
     """
 
     prefill: PrefillSpeed
     restore_bytes_s: float
     restore_fixed_s: float = 0.0
+    decode_bytes_s: Mapping[Codec, float] = field(default_factory=dict)
 
     def restore_s(self, n_bytes: int) -> float:
         """Seconds until so many raw bytes of K/V are in the model's caches."""

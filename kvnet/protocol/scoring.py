@@ -6,6 +6,7 @@ machine with a bad disk may have been repaired, and the only provider of somethi
 Pure: `now` comes in, in seconds of any clock that does not go backwards.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,16 @@ from kvnet.protocol.ids import PeerId
 
 FADE_S = 3600.0
 """Misconduct and faults count half as much after this time."""
+
+DOUBT_S = 60.0
+"""What was measured this long ago may be twice as fast by now: a link that was slow once is tried again some time."""
+
+MAX_DOUBLINGS = 40.0
+"""After these any rate is beyond what a network does."""
+
+SETTLED_ROUND_TRIPS = 4
+SETTLED_S = 0.05
+"""A delivery that took less than so many round trips and this says how far away a peer is, not how fast."""
 
 FAULTS = frozenset({DropReason.SILENT, DropReason.SLOW, DropReason.GONE, DropReason.BUSY})
 """Reasons for which a peer is put further back."""
@@ -44,6 +55,7 @@ class _Score:
     judged_s: float = 0.0
     banned_until_s: float = float("-inf")
     rate_bytes_s: float = 0.0
+    rated_s: float = 0.0
     rtt_s: float = 0.0
     heard_s: float = 0.0
 
@@ -76,12 +88,31 @@ class PeerScores:
             score.faults += 1.0
 
     def delivered(self, peer: PeerId, n_bytes: int, seconds: float, now: float) -> None:
-        """A peer delivered so many verified bytes in so much time; half of what is known is what was known before."""
+        """A peer delivered so many verified bytes in so much time; half of what is known is what was known before.
+
+        Setting up costs round trips: a delivery that took hardly longer is only a lower bound of the rate.
+        """
         score = self._of(peer, now)
         score.faults /= 2
-        if n_bytes > 0 and seconds > 0:
-            rate = n_bytes / seconds
+        if n_bytes <= 0 or seconds <= 0:
+            return
+        rate = n_bytes / seconds
+        if seconds >= SETTLED_S + SETTLED_ROUND_TRIPS * score.rtt_s:
             score.rate_bytes_s = rate if score.rate_bytes_s == 0.0 else (score.rate_bytes_s + rate) / 2
+        elif 0.0 < score.rate_bytes_s < rate:
+            score.rate_bytes_s = rate
+        else:
+            return
+        score.rated_s = now
+
+    def waited(self, peer: PeerId, n_bytes: int, seconds: float, now: float) -> None:
+        """Less than `n_bytes` came from a peer in so much time: it is no faster than that."""
+        score = self._of(peer, now)
+        if seconds < SETTLED_S + SETTLED_ROUND_TRIPS * score.rtt_s:
+            return
+        most = n_bytes / seconds
+        score.rate_bytes_s = min(score.rate_bytes_s or most, most)
+        score.rated_s = now
 
     def answered(self, peer: PeerId, seconds: float, now: float) -> None:
         """A peer answered a small request after so much time; smoothed as round-trip times are (1/8 of the new)."""
@@ -102,6 +133,14 @@ class PeerScores:
         """What it delivered lately, in bytes per second; 0 when unknown."""
         score = self._scores.get(peer)
         return 0.0 if score is None else score.rate_bytes_s
+
+    def expected_bytes_s(self, peer: PeerId, now: float) -> float:
+        """What may be expected of it: the longer ago it was measured, the more; infinite when it never was."""
+        score = self._scores.get(peer)
+        if score is None or score.rate_bytes_s == 0.0:
+            return math.inf
+        doublings = max(0.0, now - score.rated_s) / DOUBT_S
+        return score.rate_bytes_s * math.exp2(min(doublings, MAX_DOUBLINGS))
 
     def rtt_s(self, peer: PeerId) -> float:
         """Seconds of a round trip; 0 when unknown."""

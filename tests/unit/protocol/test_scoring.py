@@ -1,9 +1,11 @@
 """Scores: misconduct bans for longer each time, faults put back, both fade."""
 
+import math
+
 import pytest
 
 from kvnet.protocol.fetch_peer import DropReason
-from kvnet.protocol.scoring import FADE_S, PeerScores, ScoreLimits
+from kvnet.protocol.scoring import DOUBT_S, FADE_S, PeerScores, ScoreLimits
 from tests.unit.protocol.swarm import peer
 
 A, B, C = peer("a"), peer("b"), peer("c")
@@ -87,3 +89,37 @@ def test_memory_is_bounded_and_banned_peers_are_forgotten_last() -> None:
     assert scores.banned(A, 12.0)
     assert scores.rate_bytes_s(peer("peer-0")) == 0.0
     assert scores.rate_bytes_s(peer("peer-9")) == 10.0
+
+
+def test_a_quick_delivery_is_no_measure_of_how_fast_a_far_peer_is() -> None:
+    scores = PeerScores()
+    scores.answered(A, 0.1, 0.0)
+    scores.delivered(A, 6000, 0.3, 0.0)
+    assert scores.expected_bytes_s(A, 0.0) == math.inf
+    scores.delivered(A, 9_000_000, 0.9, 0.0)
+    scores.delivered(A, 6000, 0.3, 0.0)
+    assert scores.rate_bytes_s(A) == 1e7
+    # But it came at least that fast.
+    scores.delivered(A, 6_000_000, 0.3, 0.0)
+    assert scores.rate_bytes_s(A) == 2e7
+
+
+def test_a_peer_that_brought_nothing_for_long_is_slower_than_a_chunk_in_that_time() -> None:
+    scores = PeerScores()
+    scores.waited(A, 1_000_000, 0.04, 0.0)
+    assert scores.rate_bytes_s(A) == 0.0
+    scores.waited(A, 1_000_000, 0.5, 0.0)
+    assert scores.rate_bytes_s(A) == 2e6
+    scores.waited(A, 1_000_000, 0.1, 0.0)
+    assert scores.rate_bytes_s(A) == 2e6
+
+
+def test_the_longer_ago_a_rate_was_measured_the_more_is_expected() -> None:
+    scores = PeerScores()
+    assert scores.expected_bytes_s(A, 0.0) == math.inf
+    scores.answered(A, 0.001, 0.0)
+    assert scores.expected_bytes_s(A, 0.0) == math.inf
+    scores.delivered(A, 1000, 1.0, 10.0)
+    assert scores.expected_bytes_s(A, 10.0) == 1000.0
+    assert scores.expected_bytes_s(A, 10.0 + 2 * DOUBT_S) == 4000.0
+    assert math.isfinite(scores.expected_bytes_s(A, 1e9))
