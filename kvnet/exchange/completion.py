@@ -353,7 +353,8 @@ class Completer:
         live_tokens = request.prepared.live_tokens if request.asked.reuse else 0
         plan = request.prefix.plan
         expected = max(live_tokens, plan.n_tokens if plan is not None else 0)
-        return self._keeper.policy.created_tokens(request.signals(len(request.prepared.tokens)), expected)
+        signals = request.signals(len(request.prepared.tokens))
+        return self._keeper.created_tokens(request.engine, signals, expected)
 
     def _reasons(self, request: "_Request", reused_tokens: int) -> tuple[str, ...]:
         """Why no more was reused: what turned artifacts down first, then what peers said, then what was never tried."""

@@ -171,6 +171,9 @@ class PrefixFinder:
         open_session: opens one with a peer that the DHT named.
         published: told of every artifact that was fetched.
         exact_only: take only artifacts whose verdict is ``EXACT``.
+
+    Attributes:
+        wrote: told of the bytes that each fetch for a prompt wrote into the store.
     """
 
     def __init__(
@@ -196,6 +199,7 @@ class PrefixFinder:
         self._published = published
         self._exact_only = exact_only
         self._flights: Flights[_Flight] = Flights(_Flight)
+        self.wrote: Callable[[int], None] = lambda _n_bytes: None
 
     async def search(
         self,
@@ -412,6 +416,7 @@ class PrefixFinder:
             progress=progress,
             scope=scope,
         )
+        self.wrote(fetched.fetched_bytes)
         self._published(fetched)
         return _Fetched(fetched, given_up=scope.cancelled_caught)
 

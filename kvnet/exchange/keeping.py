@@ -16,11 +16,12 @@ import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.errors import IntegrityError, KvnetError, NoLiveStateError, StoreError, TrustError
-from kvnet.exchange.admission import AdmissionPolicy, Signals
+from kvnet.exchange.admission import USED_UP, AdmissionPolicy, Signals
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.publisher import AddRequest, Publisher
 from kvnet.exchange.reuse import PrefixHit, find_local
+from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys
@@ -81,6 +82,7 @@ class Keeper:
         identity: namespaces and signing key.
         publisher: turns what is kept into artifacts.
         policy: what of a conversation is kept.
+        budget: what may be written in a day; ``None`` for no limit.
         hooks: who is told.
         codec: how tiles are stored when nothing of the conversation is stored yet.
         now: seconds since 1970.
@@ -94,6 +96,7 @@ class Keeper:
         publisher: Publisher,
         *,
         policy: AdmissionPolicy | None = None,
+        budget: WriteBudget | None = None,
         hooks: KeeperHooks | None = None,
         codec: Codec = Codec.RAW,
         now: Callable[[], float] = time.time,
@@ -103,6 +106,7 @@ class Keeper:
         self._identity = identity
         self._publisher = publisher
         self.policy = policy or AdmissionPolicy()
+        self._budget = budget
         self._hooks = hooks or KeeperHooks()
         self._codec = codec
         self._now = now
@@ -119,9 +123,9 @@ class Keeper:
         if self._closed:
             self._counters["keep_dropped"] += 1
             return
-        decision = self.policy.decide(item.signals)
+        decision = self.policy.decide(self._with_budget(item.engine, item.signals))
         if not decision.keep_tokens:
-            self._counters["keep_not_worth"] += 1
+            self._count_refusal(decision.reason)
             return
         kept = replace(item, tokens=item.tokens[: decision.keep_tokens])
         if any(_contains(other, kept) for other in self._waiting):
@@ -132,6 +136,23 @@ class Keeper:
             del self._waiting[0]
             self._counters["keep_dropped"] += 1
         self._wake()
+
+    def created_tokens(self, engine: Engine, signals: Signals, reused_tokens: int) -> int:
+        """Prompt tokens that will newly be kept, as far as it is known before the engine begins."""
+        return self.policy.created_tokens(self._with_budget(engine, signals), reused_tokens)
+
+    def _with_budget(self, engine: Engine, signals: Signals) -> Signals:
+        if self._budget is None:
+            return signals
+        return replace(
+            signals,
+            token_bytes=engine.info.kv_bytes_per_token,
+            left_bytes=self._budget.left_bytes(self._now()),
+            day_bytes=self._budget.day_bytes,
+        )
+
+    def _count_refusal(self, reason: str) -> None:
+        self._counters["keep_over_budget" if reason == USED_UP else "keep_not_worth"] += 1
 
     def counters(self) -> dict[str, int]:
         """What happened so far, for people to read."""
@@ -199,11 +220,13 @@ class Keeper:
         """What is held may have changed since the request, most of all when two had the same new prompt: ask again."""
         stored_tokens = held.n_tokens if held is not None else 0
         signals = replace(item.signals, held_tokens=len(item.tokens), stored_tokens=stored_tokens)
-        if not self.policy.decide(signals).keep_tokens:
-            self._counters["keep_not_worth"] += 1
+        decision = self.policy.decide(self._with_budget(item.engine, signals))
+        if not decision.keep_tokens:
+            self._count_refusal(decision.reason)
             return None
+        tokens = item.tokens[: decision.keep_tokens]
         request = AddRequest(
-            tokens=item.tokens,
+            tokens=tokens,
             context=b"",
             # In another codec nothing could be referenced, and all of it would be written again.
             codec=held.manifest.codec if held is not None else self._codec,
@@ -217,7 +240,9 @@ class Keeper:
             return None
         self._counters["kept"] += 1
         self._counters["kept_bytes"] += added.new_bytes
-        self._hooks.published(added.record, self._keys(added.record, item.tokens))
+        if self._budget is not None:
+            self._budget.spend(added.new_bytes, Writing.KEPT, self._now())
+        self._hooks.published(added.record, self._keys(added.record, tokens))
         return added.record
 
     def _find_held(self, item: ToKeep) -> PrefixHit | None:

@@ -151,10 +151,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("trust.policy", _one_of("own", "trusted"), "whose artifacts are used"),
     Setting("store.quota_bytes", parse_size_bytes, "the most the store may hold"),
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
-    Setting(
-        "store.scrub_interval_s", _seconds, "seconds after which a running node reads its store through again"
-    ),
+    Setting("store.scrub_interval_s", _seconds, "seconds after which a running node reads its store through again"),
     Setting("store.scrub_bytes_s", parse_size_bytes, "the most bytes a second that this reads"),
+    Setting(
+        "store.write_budget_bytes_day",
+        parse_size_bytes,
+        "bytes a day that may be written without being asked for by name; 0 keeps no conversations",
+    ),
     Setting("network.listen", _texts, "addresses to listen on, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.listen", _texts, "addresses for bulk connections, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.cipher", _one_of("tls13", "none"), "none: no encryption, for a cable that both owners trust"),
@@ -190,6 +193,7 @@ class Config:
         min_free_bytes: what stays free on its disk.
         scrub_interval_s: seconds from one reading through of the store to the next.
         scrub_bytes_s: the most bytes a second that this reads; 0 for no limit.
+        write_budget_bytes_day: what may be written in a day without being asked for by name; 0 for nothing.
         listen: HOST:PORT texts.
         listen_asked: whether the addresses were asked for (a taken port is then an error, not a reason to move).
         bulk_listen: HOST:PORT texts; empty: where ``listen`` says, on the default port or any free one.
@@ -220,6 +224,7 @@ class Config:
     min_free_bytes: int
     scrub_interval_s: float
     scrub_bytes_s: int
+    write_budget_bytes_day: int
     listen: tuple[str, ...]
     listen_asked: bool
     bulk_listen: tuple[str, ...]
@@ -252,6 +257,7 @@ class Config:
             "store.min_free_bytes": self.min_free_bytes,
             "store.scrub_interval_s": self.scrub_interval_s,
             "store.scrub_bytes_s": self.scrub_bytes_s,
+            "store.write_budget_bytes_day": self.write_budget_bytes_day,
             "network.listen": list(self.listen),
             "bulk.listen": list(self.bulk_listen),
             "bulk.cipher": self.bulk_cipher,
@@ -365,6 +371,7 @@ def load_config(
         "store.min_free_bytes": default_min_free_bytes(free, total),
         "store.scrub_interval_s": 7 * 24 * 3600.0,
         "store.scrub_bytes_s": 32_000_000,
+        "store.write_budget_bytes_day": 20 * GIGABYTE,
         "network.listen": DEFAULT_LISTEN,
         "bulk.listen": (),
         "bulk.cipher": "tls13",
@@ -402,6 +409,7 @@ def load_config(
         min_free_bytes=values["store.min_free_bytes"],
         scrub_interval_s=values["store.scrub_interval_s"],
         scrub_bytes_s=values["store.scrub_bytes_s"],
+        write_budget_bytes_day=values["store.write_budget_bytes_day"],
         listen=values["network.listen"],
         listen_asked=origins["network.listen"] != "default",
         bulk_listen=values["bulk.listen"],

@@ -89,6 +89,11 @@ class DataPaths:
         return self.data_dir / "scrub.json"
 
     @property
+    def writes_file(self) -> Path:
+        """What was written lately, and what may still be."""
+        return self.data_dir / "writes.json"
+
+    @property
     def savings_file(self) -> Path:
         """The ledger of what reuse has spared."""
         return self.data_dir / "savings.sqlite3"

@@ -41,6 +41,7 @@ from kvnet_node.paths import write_private
 from kvnet_node.prompts.normalise import Rules
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
+from kvnet_node.writes import Writes
 
 if TYPE_CHECKING:
     from kvnet_node.invocation import Settings
@@ -70,6 +71,7 @@ class Services:
         engines: engine processes, started at first use.
         speeds: measured prefill speed of each model.
         savings: the ledger of what reuse has spared.
+        writes: what may be written and was written today.
         publisher: turns token prefixes into artifacts.
         node: this node among its peers; None when this run needs no network.
         request_log: the last requests of HTTP clients, in RAM.
@@ -89,6 +91,7 @@ class Services:
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
         self.speeds = Speeds(settings.paths.speeds_file)
         self.savings = Savings(settings.paths.savings_file)
+        self.writes = Writes(settings.paths.writes_file, settings.config.write_budget_bytes_day)
         self.publisher = Publisher(store, self.lane, identity)
         self.node: ExchangeNode | None = None
         self.request_log = RequestLog()
@@ -231,6 +234,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 options=options,
                 bulk=_bulk_endpoint(settings, serving=serving),
             )
+            services.node.finder.wrote = services.writes.fetched
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
@@ -259,7 +263,8 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
     # A lane of its own: hashing and syncing what is kept holds up no request's lookup.
     lane = ThreadLane()
     publisher = Publisher(services.store, lane, services.identity)
-    keeper = Keeper(services.store, lane, services.identity, publisher, hooks=hooks)
+    budget = services.writes.budget
+    keeper = Keeper(services.store, lane, services.identity, publisher, budget=budget, hooks=hooks)
     completer = Completer(
         services.store,
         services.lane,

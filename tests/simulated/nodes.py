@@ -21,6 +21,7 @@ from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
+from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, ChunkHash
 from kvnet.format.prefix import block_keys
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 MINE = Namespace("mine", bytes([1]) * 32, bytes([2]) * 32)
 OTHER = Namespace("mine", bytes([3]) * 32, bytes([4]) * 32)
+
+NOW_S = 1_800_000_000
+"""What keepers take the time to be, in seconds since 1970."""
 
 
 def seed(name: str) -> bytes:
@@ -214,6 +218,7 @@ async def start_node(
     files: OsFiles | None = None,
     costs: ToyCosts | None = None,
     alone: bool = False,
+    write_budget: WriteBudget | None = None,
 ) -> Node:
     """A running node; it ends with the nursery."""
     network = world.network(name, bootstrap=bootstrap, rebootstrap_interval_s=rebootstrap_interval_s)
@@ -231,7 +236,10 @@ async def start_node(
     engine = await nursery.start(_hold_engine, directory, costs)
     await nursery.start(exchange.run)
     hooks = KeeperHooks(published=exchange.published, removed=exchange.removed)
-    keeper = Keeper(store, lane, who, Publisher(store, lane, who), hooks=hooks, now=lambda: 1_800_000_000)
+    if write_budget is not None:
+        exchange.finder.wrote = lambda n_bytes: write_budget.spend(n_bytes, Writing.FETCHED, NOW_S)
+    publisher = Publisher(store, lane, who)
+    keeper = Keeper(store, lane, who, publisher, budget=write_budget, hooks=hooks, now=lambda: NOW_S)
     await nursery.start(keeper.run)
     speeds, used = FixedSpeeds(), list[Finished]()
     fetch_prefix = None if alone else ask_peers(exchange.finder, speeds)

@@ -5,7 +5,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
-from kvnet_node.operations.requests import PeersRequest, PeersResult, StatusRequest, StatusResult, StopResult
+from kvnet_node.operations.requests import (
+    PeersRequest,
+    PeersResult,
+    StatusRequest,
+    StatusResult,
+    StopResult,
+    WritesEntry,
+)
 from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds, pairs
 
 Listen = Annotated[
@@ -58,6 +65,17 @@ def status(*, context: Context) -> None:
     context.output.result(context.run("status", StatusRequest(), StatusResult), render_status)
 
 
+def _render_writes(writes: WritesEntry) -> str:
+    """What was written today, and what may still be."""
+    parts = [
+        f"{format_bytes(writes.kept_bytes)} kept",
+        f"{format_bytes(writes.fetched_bytes)} fetched for prompts",
+        f"{format_bytes(writes.named_bytes)} by name",
+    ]
+    left = f"{format_bytes(writes.left_bytes)} of {format_bytes(writes.day_bytes)} left"
+    return f"today {', '.join(parts)}; {left if writes.day_bytes else 'nothing is kept unasked'}"
+
+
 def render_status(result: StatusResult) -> str:
     """The status as named values."""
     running = (
@@ -76,6 +94,7 @@ def render_status(result: StatusResult) -> str:
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
         ("store", f"{format_counted(result.artifacts, 'artifact')}, {held}"),
+        *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),
         ("reuse verified", verified),

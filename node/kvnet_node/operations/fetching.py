@@ -1,11 +1,13 @@
 """Fetch an artifact from peers, by hash or ticket."""
 
 import datetime as dt
+import math
 from contextlib import suppress
 
 import trio
 
 from kvnet.errors import NetworkError, NotFoundError, UsageError
+from kvnet.exchange.chunk_fetch import Delivered
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched, Located
@@ -13,10 +15,12 @@ from kvnet.exchange.node import ExchangeNode
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.format.ticket import parse_ticket
 from kvnet.network.dialing import connect_any
+from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
 from kvnet.trust.keys import publisher_text
+from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.wiring import Services
@@ -26,6 +30,12 @@ BOOTSTRAP_WAIT_S = 3.0
 
 DHT_TIMEOUT_S = 10.0
 MAX_DIALS = 8
+
+TICK_S = 0.25
+"""How often a fetch says how it goes, also when nothing comes."""
+
+UNREMARKABLE = frozenset({"", DropReason.DONE, DropReason.EXHAUSTED})
+"""Reasons to leave a peer that say nothing about it."""
 
 
 async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult:
@@ -77,17 +87,48 @@ async def _locate(ctx: OperationContext, node: ExchangeNode, artifact: ArtifactH
 
 
 async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *, pinned: bool) -> Fetched:
+    said = False
+
     async def progress(event: FetchProgress) -> None:
-        ctx.progress(
-            "fetch",
-            event.done_bytes,
-            event.total_bytes,
-            unit="bytes",
-            text=f"{event.done_chunks}/{event.total_chunks} chunks verified",
-        )
+        nonlocal said
+        if event.held_chunks and not said:
+            ctx.note(
+                resumed_text(event.held_chunks, event.held_chunks + event.total_chunks),
+                held_chunks=event.held_chunks,
+                held_bytes=event.held_bytes,
+            )
+        said = True
+        ctx.emit(_shown(event))
 
     entries = await node.fetcher.chunk_list(located)
-    return await node.fetcher.fetch(located, entries, pinned=pinned, progress=progress)
+    return await node.fetcher.fetch(located, entries, pinned=pinned, progress=progress, tick_s=TICK_S)
+
+
+def _shown(event: FetchProgress) -> Progress:
+    """How far all of it is: what was here before counts."""
+    peers = [
+        PeerProgress(peer_text(part.peer), part.n_bytes, part.n_chunks, _finite(part.rate_bytes_s), part.path)
+        for part in event.parts
+    ]
+    return Progress(
+        "fetch",
+        event.held_bytes + event.done_bytes,
+        event.held_bytes + event.total_bytes,
+        "bytes",
+        f"{event.held_chunks + event.done_chunks}/{event.held_chunks + event.total_chunks} chunks verified",
+        rate=sum(each.rate_bytes_s for each in peers),
+        peers=peers,
+    )
+
+
+def _finite(rate_bytes_s: float) -> float:
+    """A rate is infinite when all that came so far came at once."""
+    return rate_bytes_s if math.isfinite(rate_bytes_s) else 0.0
+
+
+def resumed_text(held_chunks: int, n_chunks: int) -> str:
+    """What a fetch did not have to bring."""
+    return f"resumed: {held_chunks:,} of {n_chunks:,} chunks were here"
 
 
 async def _finish(
@@ -97,12 +138,13 @@ async def _finish(
     if request.name is not None:
         note_version(ctx, *await services.lane.run(name_artifact, services, request.name, record))
     providers = [
-        r.Provided(peer_text(peer), _address_of(services.node, peer), each.n_bytes, each.n_chunks)
+        _provided(services.node, peer, each)
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
-        if each.n_chunks
+        if each.n_chunks or each.dropped not in UNREMARKABLE
     ]
     seconds = trio.current_time() - started_s
     if fetched is not None:
+        services.writes.named(fetched.fetched_bytes)
         services.savings.fetched(
             record.hash,
             name=request.name or "",
@@ -123,6 +165,20 @@ async def _finish(
         complete=record.complete,
         tokens=record.manifest.n_tokens,
         fetched_bytes=fetched.fetched_bytes if fetched is not None else 0,
+        resumed_chunks=fetched.held_chunks if fetched is not None and fetched.fetched_chunks else 0,
+    )
+
+
+def _provided(node: ExchangeNode | None, peer: PeerId, each: Delivered) -> r.Provided:
+    return r.Provided(
+        peer_text(peer),
+        _address_of(node, peer),
+        each.n_bytes,
+        each.n_chunks,
+        seconds=each.seconds,
+        rate_bytes_s=each.n_bytes / each.seconds if each.seconds > 0 else 0.0,
+        path=each.path,
+        dropped="" if each.dropped in UNREMARKABLE else each.dropped,
     )
 
 

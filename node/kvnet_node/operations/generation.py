@@ -70,6 +70,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
 
         added = await services.publisher.add(engine, publish, progress)
         services.speeds.note(engine.info.path, added.prefilled_tokens, added.prefill_s)
+        services.writes.named(added.new_bytes)
         _publish(ctx, engine, tokens, added)
         version = await services.lane.run(_name, ctx, request.name, engine, added, layout.order, context)
         services.savings.added(

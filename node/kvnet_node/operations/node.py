@@ -12,7 +12,9 @@ from kvnet_node.operations.requests import (
     StatusResult,
     StopRequest,
     StopResult,
+    WritesEntry,
 )
+from kvnet_node.writes import Writes
 
 
 async def status(context: OperationContext, request: StatusRequest) -> StatusResult:  # noqa: ARG001
@@ -39,7 +41,15 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         engines=services.engines.loaded(),
         reuse_verified=services.verified_models(),
         counters=services.counters(),
+        writes=_writes(services.writes),
     )
+
+
+def _writes(writes: Writes) -> WritesEntry:
+    state = writes.state()
+    left_bytes = max(0, int(state.left_bytes))
+    day_bytes = writes.budget.day_bytes
+    return WritesEntry(day_bytes, left_bytes, state.kept_bytes, state.fetched_bytes, state.named_bytes)
 
 
 async def stop(context: OperationContext, request: StopRequest) -> StopResult:  # noqa: ARG001

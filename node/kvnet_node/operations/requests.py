@@ -200,12 +200,27 @@ class FetchRequest(Request, frozen=True):
 
 
 class Provided(msgspec.Struct, frozen=True):
-    """What one provider delivered."""
+    """One provider's part of a fetch.
+
+    Attributes:
+        peer: its peer id.
+        address: one it is connected by, or "".
+        bytes: verified bytes that it delivered.
+        chunks: in so many chunks.
+        seconds: from the first request to it until its last chunk.
+        rate_bytes_s: bytes a second in that time; 0 when it delivered nothing.
+        path: "bulk" or "stream"; "" when it could not be asked.
+        dropped: why it was left before everything was there, such as "bad_chunk" or "slow"; "" when it was not.
+    """
 
     peer: str
     address: str
     bytes: int
     chunks: int
+    seconds: float = 0.0
+    rate_bytes_s: float = 0.0
+    path: str = ""
+    dropped: str = ""
 
 
 class FetchResult(Result, frozen=True, tag="fetch"):
@@ -223,6 +238,8 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         complete: every chunk is held.
         tokens: tokens of the artifact.
         fetched_bytes: bytes that came over the network now.
+        resumed_chunks: chunks that were here before, from an earlier fetch or another artifact; 0 when there was
+            nothing to fetch.
     """
 
     artifact: str
@@ -236,6 +253,7 @@ class FetchResult(Result, frozen=True, tag="fetch"):
     complete: bool
     tokens: int = 0
     fetched_bytes: int = 0
+    resumed_chunks: int = 0
 
 
 # --- Artifacts in the store ----------------------------------------------------------------------------------------
@@ -744,11 +762,30 @@ class StatusRequest(Request, frozen=True):
     """How the node is."""
 
 
+class WritesEntry(msgspec.Struct, frozen=True):
+    """What the node may write to its disk, and has written today (UTC).
+
+    Attributes:
+        day_bytes: what it may write in a day without being asked for by name.
+        left_bytes: what is left of that.
+        kept_bytes: written today of its own accord,
+        fetched_bytes: for prompts,
+        named_bytes: and for `add` and `fetch` by name, which is not limited.
+    """
+
+    day_bytes: int
+    left_bytes: int
+    kept_bytes: int
+    fetched_bytes: int
+    named_bytes: int
+
+
 class StatusResult(Result, frozen=True, tag="status"):
     """How the node is.
 
     Attributes:
         running: a node process serves this data directory.
+        writes: what may be written to its disk, and was written today.
         endpoint: URLs of the HTTP endpoint, each before ``/v1``.
         bulk: where bulk connections are taken, and whether they are encrypted.
         reuse_verified: models that passed ``kvnet selftest`` on this machine.
@@ -773,6 +810,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     engines: list[str] = []
     reuse_verified: list[str] = []
     counters: dict[str, int] = {}
+    writes: WritesEntry | None = None
 
 
 class StopRequest(Request, frozen=True):
