@@ -367,6 +367,8 @@ class BulkTransport:
 
 
 class _BulkChannel:
+    path = "bulk"
+
     def __init__(self, receiver: Receiver, put_back: Callable[[Receiver], bool]) -> None:
         self._receiver = receiver
         self._put_back = put_back

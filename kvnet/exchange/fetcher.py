@@ -459,12 +459,12 @@ async def _run_telling(fetch: ChunkFetch, job: _Job, tick_s: float | None) -> No
             await job.work.tell()
             await trio.sleep(tick_s)
 
-    failure: Exception | None = None
+    failure: KvnetError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tick)
         try:
             await fetch.run()
-        except Exception as error:
+        except KvnetError as error:
             # Out of the nursery it goes as itself, not in a group.
             failure = error
         nursery.cancel_scope.cancel()

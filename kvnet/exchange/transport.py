@@ -16,7 +16,13 @@ READ_SIZE_BYTES = 256 * 1024
 
 
 class ChunkChannel(Protocol):
-    """Chunks from one peer. Requests may be sent while earlier ones are being answered, in that order."""
+    """Chunks from one peer. Requests may be sent while earlier ones are being answered, in that order.
+
+    Attributes:
+        path: what carries them, in one word: "bulk" or "stream".
+    """
+
+    path: str
 
     async def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:
         """Ask for chunks.
@@ -61,6 +67,8 @@ class ChunkTransport(Protocol):
 
 
 class _StreamChannel:
+    path = "stream"
+
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._header: ChunkHeader | None = None

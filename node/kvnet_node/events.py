@@ -9,6 +9,24 @@ from typing import Any, Literal
 import msgspec
 
 
+class PeerProgress(msgspec.Struct, frozen=True):
+    """What one peer has brought so far.
+
+    Attributes:
+        peer: its peer id.
+        bytes: verified bytes.
+        chunks: in so many chunks.
+        rate_bytes_s: what it delivers of late.
+        path: "bulk", "stream", or "" before a channel to it is open.
+    """
+
+    peer: str
+    bytes: int
+    chunks: int
+    rate_bytes_s: float
+    path: str
+
+
 class Progress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
     """How far one stage of an operation is.
 
@@ -18,6 +36,8 @@ class Progress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
         total: work in all, in ``unit``; 0 when it is not known.
         unit: "tokens", "bytes", "chunks" or "files".
         text: a few words for a person, or "".
+        rate: units a second of late; 0 when it is not known.
+        peers: who brings it, and how much; only for transfers.
     """
 
     stage: str
@@ -25,6 +45,8 @@ class Progress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
     total: int = 0
     unit: str = ""
     text: str = ""
+    rate: float = 0.0
+    peers: list[PeerProgress] = []
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text"):

@@ -20,6 +20,11 @@ SHOW_PROGRESS_AFTER_S = 1.0
 """Anything that takes longer shows progress."""
 PLAIN_PROGRESS_EVERY_S = 5.0
 """Where there is no terminal a line of progress is written this often."""
+PLAIN_TRANSFER_EVERY_S = 1.0
+"""The same of a transfer, whose rate changes."""
+BAR_WIDTH = 16
+MAX_PEER_LINES = 8
+"""Peers shown of one transfer; the rest is counted."""
 
 _DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _KEPT_CONTROLS = frozenset("\n\t")
@@ -208,7 +213,10 @@ class Output:
 
 
 class _ProgressLine:
-    """One line of progress: redrawn in place on a terminal, written now and then elsewhere, objects with ``--json``."""
+    """Progress: redrawn in place on a terminal, written now and then elsewhere, objects with ``--json``.
+
+    It takes one line; a transfer takes one more for each peer.
+    """
 
     def __init__(self, output: Output, clock: Callable[[], float]) -> None:
         self._output = output
@@ -217,6 +225,7 @@ class _ProgressLine:
         self._started_s = 0.0
         self._written_s = 0.0
         self._drawn = False
+        self._lines = 0
 
     def update(self, event: Progress) -> None:
         now = self._clock()
@@ -226,25 +235,31 @@ class _ProgressLine:
         if now - self._started_s < SHOW_PROGRESS_AFTER_S:
             return
         terminal = self._output.stderr.isatty() and not self._output.json
-        every = 0.1 if terminal else 0.5 if self._output.json else PLAIN_PROGRESS_EVERY_S
+        plain_s = PLAIN_TRANSFER_EVERY_S if event.peers or event.rate else PLAIN_PROGRESS_EVERY_S
+        every = 0.1 if terminal else 0.5 if self._output.json else plain_s
         if self._drawn and now - self._written_s < every and event.done != event.total:
             return
         self._written_s = now
         if self._output.json:
             self._output.json_line(event)
         elif terminal:
-            width = _terminal_width()
-            print(
-                f"\r{self._line(event, now)[: width - 1].ljust(width - 1)}",
-                end="",
-                file=self._output.stderr,
-                flush=True,
-            )
+            bar = event.unit == "bytes" and bool(event.total)
+            below = [f"  {escape(event.text)}"] if bar and event.text else []
+            self._draw([self._line(event, now, bar=bar), *below, *_peer_lines(event)])
         else:
-            print(self._line(event, now), file=self._output.stderr, flush=True)
+            peers = "; ".join(line.strip() for line in _peer_lines(event))
+            print(self._line(event, now) + (f"  from {peers}" if peers else ""), file=self._output.stderr, flush=True)
         self._drawn = True
 
-    def _line(self, event: Progress, now: float) -> str:
+    def _draw(self, lines: Sequence[str]) -> None:
+        """In place of what was drawn before; the cursor stays in the last line."""
+        width = _terminal_width()
+        clear = _to_first_line(self._lines)
+        text = "\n".join(line[: width - 1].ljust(width - 1) for line in lines)
+        self._lines = len(lines)
+        print(clear + text, end="", file=self._output.stderr, flush=True)
+
+    def _line(self, event: Progress, now: float, *, bar: bool = False) -> str:
         def amount(count: int) -> str:
             return format_bytes(count) if event.unit == "bytes" else f"{format_count(count)} {event.unit}".rstrip()
 
@@ -252,16 +267,44 @@ class _ProgressLine:
         parts = [event.stage, amount(event.done)]
         if event.total:
             parts[1] += f" of {amount(event.total)} ({100 * event.done // event.total} %)"
+            if bar:
+                filled = BAR_WIDTH * event.done // event.total
+                parts.insert(1, f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}]")
+            if event.rate:
+                parts.append(f"{amount(int(event.rate))}/s")
             if 0 < event.done < event.total:
-                parts.append(f"{format_seconds(elapsed * (event.total - event.done) / event.done)} left")
-        if event.text:
+                left = event.total - event.done
+                left_s = left / event.rate if event.rate else elapsed * left / event.done
+                parts.append(f"{format_seconds(left_s)} left")
+        if event.text and not bar:
             parts.append(event.text)
         return escape("  ".join(parts))
 
     def finish(self) -> None:
         if self._drawn and self._output.stderr.isatty() and not self._output.json:
-            print("\r" + " " * (_terminal_width() - 1) + "\r", end="", file=self._output.stderr, flush=True)
-        self._stage, self._drawn = "", False
+            print(_to_first_line(self._lines), end="", file=self._output.stderr, flush=True)
+        self._stage, self._drawn, self._lines = "", False, 0
+
+
+def _to_first_line(n_lines: int) -> str:
+    """Back to the beginning of what was drawn, and all of it gone (ECMA-48: CUU, ED)."""
+    up = f"\x1b[{n_lines - 1}A" if n_lines > 1 else ""
+    return f"\r{up}\x1b[J\r"
+
+
+def _peer_lines(event: Progress) -> list[str]:
+    """A line for each peer: who, how much, how fast, by which way."""
+    shown = sorted(event.peers, key=lambda each: -each.bytes)[:MAX_PEER_LINES]
+    lines = [
+        escape(
+            f"  {each.peer[-12:].ljust(12)}  {format_bytes(int(each.rate_bytes_s))}/s  {format_bytes(each.bytes)} in "
+            f"{format_counted(each.chunks, 'chunk')}  {each.path or 'connecting'}"
+        )
+        for each in shown
+    ]
+    if len(event.peers) > len(shown):
+        lines.append(f"  and {len(event.peers) - len(shown)} more")
+    return lines
 
 
 def _terminal_width() -> int:

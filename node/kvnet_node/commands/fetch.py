@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
-from kvnet_node.operations.requests import FetchRequest, FetchResult
+from kvnet_node.operations.requests import FetchRequest, FetchResult, Provided
 from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
 
 
@@ -44,9 +44,15 @@ def _render(result: FetchResult) -> str:
         else f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
     )
     lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {result.signer}"]
-    lines += [
-        f"{format_bytes(provided.bytes)} in {format_counted(provided.chunks, 'chunk')} from {escape(provided.peer)} "
-        f"{escape(provided.address)}".rstrip()
-        for provided in result.providers
-    ]
-    return "\n".join(lines)
+    if result.resumed_chunks:
+        lines.append(f"{format_counted(result.resumed_chunks, 'chunk')} of {format_count(result.chunks)} were here")
+    return "\n".join([*lines, *map(_part, result.providers)])
+
+
+def _part(provided: Provided) -> str:
+    """One provider's part, and what became of it."""
+    brought = f"{format_bytes(provided.bytes)} in {format_counted(provided.chunks, 'chunk')}"
+    rate = f" at {format_bytes(int(provided.rate_bytes_s))}/s" if provided.rate_bytes_s else ""
+    path = f" over {escape(provided.path)}" if provided.path else ""
+    left = f"; left: {escape(provided.dropped)}" if provided.dropped else ""
+    return f"{brought} from {escape(provided.peer)} {escape(provided.address)}".rstrip() + rate + path + left

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from kvnet_node.events import Note, Progress, TextDelta
+from kvnet_node.events import Note, PeerProgress, Progress, TextDelta
 from kvnet_node.operations.requests import PinResult
 from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_counted, format_seconds, pairs
 
@@ -158,3 +158,48 @@ def test_durations_and_counts_are_readable() -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (12_288, "12,288 files")])
 def test_one_is_not_in_the_plural(count: int, text: str) -> None:
     assert format_counted(count, "file") == text
+
+
+def transfer(done: int, peers: int = 2) -> Progress:
+    parts = [PeerProgress(f"12D3KooWPeer{n:04d}", done // peers, n, 1_500_000.0, "bulk") for n in range(peers)]
+    return Progress("fetch", done, 40_000_000, "bytes", "5/10 chunks verified", rate=3_000_000.0, peers=parts)
+
+
+def test_a_transfer_is_a_bar_with_a_line_for_each_peer_redrawn_in_place() -> None:
+    screen = Screen(terminal=True)
+    for at_s, done in ((0.0, 0), (1.5, 10_000_000), (2.5, 20_000_000)):
+        screen.clock.now_s = at_s
+        screen.output.event(transfer(done))
+    first, _, second = screen.err.getvalue().rpartition("\r\x1b[3A\x1b[J\r")
+    assert first.startswith("\r\x1b[J\r")
+    bar, verified, *peers = second.split("\n")
+    assert bar.split("  ")[:3] == ["fetch", "[########--------]", "20.0 MB of 40.0 MB (50 %)"]
+    assert bar.rstrip().endswith("3.00 MB/s  6.7 s left")
+    assert verified.strip() == "5/10 chunks verified"
+    assert [line.strip() for line in peers] == [
+        "KooWPeer0000  1.50 MB/s  10.0 MB in 0 chunks  bulk",
+        "KooWPeer0001  1.50 MB/s  10.0 MB in 1 chunk  bulk",
+    ]
+    screen.output.close()
+    assert screen.err.getvalue().endswith("\r\x1b[3A\x1b[J\r")
+
+
+def test_many_peers_of_a_transfer_are_counted() -> None:
+    screen = Screen(terminal=True)
+    screen.output.event(transfer(0))
+    screen.clock.now_s = 2.0
+    screen.output.event(transfer(10_000_000, peers=11))
+    assert screen.err.getvalue().split("\n")[-1].strip() == "and 3 more"
+
+
+def test_without_a_terminal_a_transfer_writes_a_line_a_second_and_none_when_quiet() -> None:
+    screen, quiet = Screen(), Screen(quiet=True)
+    for step in range(41):
+        for each in (screen, quiet):
+            each.clock.now_s = step / 10
+            each.output.event(transfer(step * 1000))
+    lines = screen.err.getvalue().splitlines()
+    assert len(lines) == 4
+    assert "\x1b" not in screen.err.getvalue()
+    assert "from KooWPeer0000  1.50 MB/s" in lines[-1]
+    assert quiet.err.getvalue() == ""
