@@ -190,7 +190,11 @@ class Bench:
         request = Request(next(self._ids), lambda e: ended.put(e) if isinstance(e, ExportedEvent) else None)
         asked.pack_path.touch(mode=0o600)
         self.lane.submit(
-            request, lambda: self.runner.export(request, asked), background=asked.background, failed=ended.put
+            request,
+            lambda: self.runner.export(request, asked),
+            background=asked.background,
+            tokens=asked.tokens,
+            failed=ended.put,
         )
         return ended
 

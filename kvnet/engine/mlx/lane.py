@@ -89,10 +89,10 @@ class Lane:
             self._changed.notify()
 
     def shared_by_waiting(self, tokens: Sequence[int]) -> int:
-        """How many tokens the prompts that wait have in common with this one, at most."""
+        """How many tokens the prompts and exports that wait have in common with this one, at most."""
         array = as_token_array(tokens)
         with self._changed:
-            others = [work.tokens for work in self._waiting if work.tokens is not None]
+            others = [work.tokens for work in (*self._waiting, *self._background) if work.tokens is not None]
         return max((common_prefix(array, other) for other in others), default=0)
 
     def give_way(self) -> None:

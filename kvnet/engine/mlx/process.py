@@ -199,8 +199,13 @@ class EngineProcess:
         elif isinstance(record, CompleteCall):
             self._complete(request, record)
         else:
-            background = isinstance(record, ExportCall) and record.background
-            self._lane.submit(request, lambda: self._compute(request, record), background=background)
+            export = record if isinstance(record, ExportCall) else None
+            self._lane.submit(
+                request,
+                lambda: self._compute(request, record),
+                background=export is not None and export.background,
+                tokens=tokens_from_bytes(export.tokens) if export is not None else None,
+            )
 
     def _complete(self, request: Request, call: CompleteCall) -> None:
         try:
