@@ -39,6 +39,7 @@ from kvnet.exchange.finder import PrefixFinder, Search
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.keeping import Keeper, ToKeep
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.planning import PlanReport
 from kvnet.exchange.prefix_reuse import (
     REUSE_ATTEMPTS,
     FetchPrefix,
@@ -51,6 +52,7 @@ from kvnet.exchange.prefix_reuse import (
 )
 from kvnet.exchange.reuse import Rejected
 from kvnet.format.fingerprint import Verdict
+from kvnet.protocol.cost import Machine
 from kvnet.store.interface import Store
 
 _log = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ class Reuse:
         rejected: artifacts that fitted and were not used.
         reasons: in words, why not more was reused; empty when all of it was.
         prepared: the prompt.
+        plan: what fetching was weighed against computing; ``None`` when there was nothing to weigh, or nothing to
+            weigh it with.
     """
 
     prompt_tokens: int
@@ -116,6 +120,7 @@ class Reuse:
     rejected: tuple[Rejected, ...]
     reasons: tuple[str, ...]
     prepared: PreparedPrompt
+    plan: PlanReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ class Finished:
 
 
 class Speeds(Protocol):
-    """Measured prefill speeds."""
+    """What this machine was measured to do."""
 
     def prefill_tokens_s(self, model: Path) -> float:
         """Tokens a second for the model in this folder; 0 when it was never measured."""
@@ -162,13 +167,24 @@ class Speeds(Protocol):
         """A prefill of ``n_tokens`` took ``seconds``."""
         ...
 
+    def machine(self, info: ModelInfo) -> Machine | None:
+        """What this machine was measured to do with a model; ``None`` when it never was."""
+        ...
+
 
 def ask_peers(finder: PrefixFinder, speeds: Speeds) -> FetchPrefix:
     """How a completion asks peers: for no longer than the prefill that it could spare is measured to take."""
 
     async def fetch_prefix(engine: Engine, wanted: Wanted, held_tokens: int) -> Search:
-        speed = speeds.prefill_tokens_s(engine.info.path)
-        return await finder.search(engine.info, wanted.tokens, held_tokens, ends=wanted.ends, prefill_tokens_s=speed)
+        return await finder.search(
+            engine.info,
+            wanted.tokens,
+            held_tokens,
+            ends=wanted.ends,
+            prefill_tokens_s=speeds.prefill_tokens_s(engine.info.path),
+            machine=speeds.machine(engine.info),
+            live_tokens=wanted.live_tokens,
+        )
 
     return fetch_prefix
 
@@ -344,6 +360,7 @@ class Completer:
             rejected=prefix.rejected,
             reasons=self._reasons(request, reused),
             prepared=prepared,
+            plan=prefix.fetch_plan,
         )
 
     def _created_tokens(self, request: "_Request") -> int:

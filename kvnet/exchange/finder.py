@@ -18,7 +18,8 @@ from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, SessionsOf
 from kvnet.exchange.flights import Flights, Shared, Watch
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.race import GRACE_S, Race
+from kvnet.exchange.planning import Happened, Missing, PlanReport, Weigher, link_to, missing_chunks, rate_words
+from kvnet.exchange.race import GRACE_S, PlannedRace, Race
 from kvnet.exchange.reuse import Rejected, held_tokens, judge
 from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
@@ -27,6 +28,7 @@ from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, checkpoints, common_prefix, next_key
 from kvnet.network.dialing import connect_any
 from kvnet.network.interface import Network, ProviderHint
+from kvnet.protocol.cost import Machine, Offer
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest
 from kvnet.protocol.messages import Lookup, LookupReply
@@ -69,13 +71,17 @@ OpenSession = Callable[[PeerId], Awaitable[PeerSession | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What is looked for: the model that would continue, the prompt's token ids, and how many of them are held."""
+    """What is looked for: the model that would continue, the prompt's token ids, and how many of them are held.
+
+    ``weigher`` knows what this machine does with the model; ``None`` when nobody measured it.
+    """
 
     info: ModelInfo
     tokens: Sequence[int]
     held_tokens: int
     prefill_tokens_s: float
     progress: ProgressCallback | None
+    weigher: Weigher | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,16 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
+class _Weighed:
+    """That a claim is worth fetching, and what the decision was made from."""
+
+    report: PlanReport
+    offer: Offer
+    missing: Missing
+    n_peers: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Checked:
     """A claim that is borne out: what to fetch for it, and how many tokens of prefill that spares."""
 
@@ -124,6 +140,7 @@ class _Checked:
     token_ids: TokenIds
     needed: tuple[int, ...]
     spared_tokens: int
+    weighed: _Weighed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +168,11 @@ class Search:
         fetched: the prefix that is in the store now, or ``None``.
         rejected: artifacts that fitted and may not be used.
         reasons: why nothing, or nothing better, was found.
+        plan: what was weighed; ``None`` where it is not known what this machine does.
     """
 
     fetched: PrefixFetched | None = None
+    plan: PlanReport | None = None
     rejected: list[Rejected] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
@@ -209,6 +228,8 @@ class PrefixFinder:
         *,
         ends: Sequence[int] = (),
         prefill_tokens_s: float = 0.0,
+        machine: Machine | None = None,
+        live_tokens: int = 0,
         progress: ProgressCallback | None = None,
     ) -> Search:
         """Find and fetch a prefix longer than the ``held_tokens`` that the store has; never raises for the network.
@@ -219,6 +240,8 @@ class PrefixFinder:
             held_tokens: what the store has already.
             ends: token counts where other prompts may part from this one; those below a block are asked for too.
             prefill_tokens_s: measured prefill speed of the engine; 0 when unknown.
+            machine: what this machine was measured to do with the model; nothing is weighed without it.
+            live_tokens: of those held, what is in RAM and needs no restore.
             progress: told while chunks arrive.
         """
         search = Search()
@@ -226,13 +249,18 @@ class PrefixFinder:
             return search
         started_s = trio.current_time()
         left_s = (len(tokens) - held_tokens) / (prefill_tokens_s or ASSUMED_PREFILL_TOKENS_S)
+        weigher: Weigher | None = None
+        if machine is not None:
+            left_s = machine.prefill.seconds(held_tokens, len(tokens))
+            weigher = Weigher(machine, len(tokens), held_tokens, live_tokens, info.kv_bytes_per_token)
         if left_s < WORTH_ASKING_S:
             return search
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
-        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress)
+        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress, weigher)
         for query in self._queries(info.fingerprint, tokens, ends):
-            candidates = await self._ask_all(query, held_tokens, deadline_s, dht=left_s >= DHT_WORTH_S)
-            if not candidates and self._sessions() and len(tokens) - held_tokens > BLOCK_TOKENS:
+            candidates = await self._ask_all(query, prompt, search, deadline_s, dht=left_s >= DHT_WORTH_S)
+            worth_a_block = len(tokens) - held_tokens > BLOCK_TOKENS
+            if not candidates and not search.reasons and self._sessions() and worth_a_block:
                 search.reasons.append("no peer offers a longer prefix")
             candidates = candidates[:MAX_CANDIDATES]
             for tried, candidate in enumerate(candidates):
@@ -241,6 +269,8 @@ class PrefixFinder:
                 if fetched is not None:
                     search.fetched = replace(fetched, seconds=trio.current_time() - started_s)
                     return search
+        if weigher is not None and search.plan is None:
+            search.plan = weigher.alone("; ".join(dict.fromkeys(search.reasons)) or "no peer offers a prefix")
         return search
 
     def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int], ends: Sequence[int]) -> list[LookupQuery]:
@@ -255,14 +285,28 @@ class PrefixFinder:
             queries.append(build_query(namespace, block_keys(root, tokens), len(tokens), short_keys))
         return queries
 
-    async def _ask_all(self, query: LookupQuery, held_tokens: int, deadline_s: float, *, dht: bool) -> list[Candidate]:
-        """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names."""
+    async def _ask_all(
+        self, query: LookupQuery, prompt: _Prompt, search: Search, deadline_s: float, *, dht: bool
+    ) -> list[Candidate]:
+        """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names.
+
+        Nobody is asked who could have all of it and still be no sooner than computing it.
+        """
         members = self._members(query, self._sessions())
-        candidates = await self._ask(query, members, held_tokens, deadline_s)
+        asked = members
+        if prompt.weigher is not None and members:
+            link = link_to((session.peer for session in members), self._fetcher.scores, trio.current_time())
+            if not prompt.weigher.could_win(link):
+                search.reasons.append(
+                    f"peers were not asked: at {rate_words(link.bytes_s)} and {link.rtt_s * 1000:,.0f} ms of round "
+                    f"trip nothing comes sooner than it is computed"
+                )
+                asked = []
+        candidates = await self._ask(query, asked, prompt.held_tokens, deadline_s)
         if candidates or not dht or trio.current_time() >= deadline_s:
             return candidates
         found = await self._ask_dht(query, {session.peer for session in members}, deadline_s)
-        return await self._ask(query, self._members(query, found), held_tokens, deadline_s)
+        return await self._ask(query, self._members(query, found), prompt.held_tokens, deadline_s)
 
     def _members(self, query: LookupQuery, sessions: Sequence[PeerSession]) -> list[PeerSession]:
         return [session for session in sessions if query.namespace in session.slots]
@@ -337,6 +381,8 @@ class PrefixFinder:
                     checked = await self._check(flight, query, candidate, prompt, search)
                 if scope.cancelled_caught:
                     search.reasons.append("a peer that claimed a prefix did not show it in time")
+                if checked is not None and prompt.weigher is not None:
+                    checked = await self._weigh(checked, candidate, prompt.weigher, search)
                 if checked is None:
                     return None
                 return await self._fetch(flight, checked, prompt, search)
@@ -371,6 +417,40 @@ class PrefixFinder:
         needed = (*plan.needed_for(shared), *plan.context_chunks)
         return _Checked(shown.located, shown.entries, shown.token_ids, needed, shared - prompt.held_tokens)
 
+    async def _weigh(
+        self, checked: _Checked, candidate: Candidate, weigher: Weigher, search: Search
+    ) -> _Checked | None:
+        """The claim with what is worth fetching of it; ``None`` when that is nothing."""
+        located, entries = checked.located, checked.entries
+        manifest = located.signed.manifest
+        plan = manifest.plan()
+        n_tokens = weigher.held_tokens + checked.spared_tokens
+        absent = await self._lane.run(self._absent, checked)
+        missing = missing_chunks(plan, entries, n_tokens, absent)
+        decode_bytes_s = weigher.decode_bytes_s(manifest.codec)
+        link = link_to(candidate.providers, self._fetcher.scores, trio.current_time(), decode_bytes_s)
+        offer = weigher.offer(link, n_tokens, missing)
+        report = search.plan = weigher.weigh(offer)
+        fetch = report.plan.fetch
+        if fetch is None:
+            search.reasons.append(report.words)
+            return None
+        return replace(
+            checked,
+            needed=(*plan.needed_for(fetch.n_tokens), *plan.context_chunks),
+            spared_tokens=fetch.n_tokens - weigher.held_tokens,
+            weighed=_Weighed(report, offer, missing, len(candidate.providers)),
+        )
+
+    def _absent(self, checked: _Checked) -> list[int]:
+        """The needed chunks that are in no store here."""
+        entries = checked.entries
+        return [
+            index
+            for index in checked.needed
+            if not entries[index].absent and not self._store.has_chunk(entries[index].hash)
+        ]
+
     async def _show(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
         """Signed manifest, policy, chunk list and token ids of a claim: everything but the K/V."""
         shown = await self._locate(query, candidate, info)
@@ -381,10 +461,8 @@ class PrefixFinder:
 
     async def _fetch(self, flight: _Flight, checked: _Checked, prompt: _Prompt, search: Search) -> PrefixFetched | None:
         """Fetch what this prompt needs, or wait for another prompt's fetch of it, as long as that can win."""
-        spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
-        sizes = [checked.entries[index].length_bytes for index in checked.needed]
-        race = Race(spared_s, max(sizes), prompt.progress)
-        race.begin(sum(sizes))
+        began_s = trio.current_time()
+        race = _race(checked, prompt)
 
         async def fetch() -> _Fetched:
             return await self._fetch_now(checked, race, flight.fetching.tell)
@@ -400,6 +478,10 @@ class PrefixFinder:
                 break
         shared = prompt.held_tokens + checked.spared_tokens
         usable = await self._lane.run(held_tokens, self._store, fetched.result.record, shared)
+        if search.plan is not None:
+            n_bytes = fetched.result.fetched_bytes if own else 0
+            happened = Happened(usable, n_bytes, trio.current_time() - began_s, fetched.given_up)
+            search.plan = replace(search.plan, happened=happened)
         return _described(fetched.result, usable, own=own)
 
     async def _fetch_now(self, checked: _Checked, race: Race, tell: Watch) -> _Fetched:
@@ -421,7 +503,7 @@ class PrefixFinder:
         return _Fetched(fetched, given_up=scope.cancelled_caught)
 
     def _all_held(self, checked: _Checked) -> bool:
-        return all(self._store.has_chunk(checked.entries[index].hash) for index in checked.needed)
+        return not self._absent(checked)
 
     async def _locate(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
         """The signed manifest behind a claim, from any of the peers that made it; judged before anything is fetched."""
@@ -445,6 +527,24 @@ class PrefixFinder:
                 return _Shown(rejected=(verdict,), reasons=tuple(reasons))
             return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))
         return _Shown(reasons=tuple(reasons))
+
+
+def _race(checked: _Checked, prompt: _Prompt) -> Race:
+    """The fetch of a claim against computing the same; by the plan where there is one."""
+    if prompt.weigher is not None and checked.weighed is not None:
+        weighed, n_tokens = checked.weighed, prompt.held_tokens + checked.spared_tokens
+        needed = set(checked.needed)
+        tiles = {index: tile for index, tile in weighed.missing.tiles.items() if index in needed}
+        missing = replace(weighed.missing, tiles=tiles)
+        offer = prompt.weigher.offer(weighed.offer.link, n_tokens, missing)
+        race: Race = PlannedRace(prompt.weigher, offer, n_tokens, missing, weighed.n_peers, prompt.progress)
+        race.begin(sum(missing.sizes().values()))
+        return race
+    spared_s = checked.spared_tokens / (prompt.prefill_tokens_s or PATIENT_PREFILL_TOKENS_S)
+    sizes = [checked.entries[index].length_bytes for index in checked.needed]
+    race = Race(spared_s, max(sizes), prompt.progress)
+    race.begin(sum(sizes))
+    return race
 
 
 def _described(fetched: Fetched, n_tokens: int, *, own: bool) -> PrefixFetched:

@@ -15,6 +15,7 @@ from kvnet.exchange.events import PrefixFetched
 from kvnet.exchange.finder import Search
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.planning import PlanReport
 from kvnet.exchange.reuse import Found, PrefixHit, Rejected, find_local, restore_plan
 from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.ids import PeerId
@@ -82,6 +83,7 @@ class Prefix:
         lookup_s: seconds spent looking, fetching included.
         rejected: artifacts that fitted and are not used.
         reasons: why peers brought nothing, or nothing better.
+        fetch_plan: what was weighed before peers were asked for it; ``None`` when nothing was.
     """
 
     plan: RestorePlan | None = None
@@ -91,6 +93,7 @@ class Prefix:
     lookup_s: float = 0.0
     rejected: tuple[Rejected, ...] = ()
     reasons: tuple[str, ...] = ()
+    fetch_plan: PlanReport | None = None
 
     @property
     def artifact(self) -> ArtifactHash:
@@ -161,6 +164,7 @@ class PrefixReuse:
             stored_tokens=_n_tokens(local),
             rejected=_merged(local.rejected, search.rejected),
             reasons=tuple(dict.fromkeys(search.reasons)),
+            fetch_plan=search.plan,
         )
         if local.hit is not None and local.hit.n_tokens > wanted.live_tokens:
             prefix = await self._planned(prefix, local.hit, touch=wanted.touch)

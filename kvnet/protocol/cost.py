@@ -10,6 +10,7 @@ a faster machine compute. Pure arithmetic; all times are seconds, all rates byte
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -224,6 +225,12 @@ def best_plan(machine: Machine, n_prompt: int, held_tokens: int, offers: Iterabl
             if plan.seconds + margin_s < best.seconds:
                 best = plan
     return best
+
+
+def whole_plan(machine: Machine, n_prompt: int, held_tokens: int, offer: Offer) -> Plan | None:
+    """Fetch all that an offer covers and compute the rest; None when it covers no more than is held."""
+    plans = deque(_plans(machine, n_prompt, held_tokens, offer), maxlen=1)
+    return plans[0] if plans else None
 
 
 def _plans(machine: Machine, n_prompt: int, held_tokens: int, offer: Offer) -> Iterable[Plan]:

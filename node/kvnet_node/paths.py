@@ -84,6 +84,11 @@ class DataPaths:
         return self.data_dir / "speeds.json"
 
     @property
+    def calibrations_file(self) -> Path:
+        """What ``kvnet bench calibrate`` measured, by model."""
+        return self.data_dir / "calibrations.json"
+
+    @property
     def scrub_file(self) -> Path:
         """When the store was last read through."""
         return self.data_dir / "scrub.json"

@@ -69,7 +69,7 @@ class Services:
         names: named contexts; call it through ``lane``.
         lane: where blocking store work runs, one piece at a time.
         engines: engine processes, started at first use.
-        speeds: measured prefill speed of each model.
+        speeds: what this machine was measured to do with each model.
         savings: the ledger of what reuse has spared.
         writes: what may be written and was written today.
         publisher: turns token prefixes into artifacts.
@@ -89,7 +89,7 @@ class Services:
         self.names = NameBook(settings.paths.names_dir)
         self.lane = ThreadLane()
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
-        self.speeds = Speeds(settings.paths.speeds_file)
+        self.speeds = Speeds(settings.paths.speeds_file, settings.paths.calibrations_file)
         self.savings = Savings(settings.paths.savings_file)
         self.writes = Writes(settings.paths.writes_file, settings.config.write_budget_bytes_day)
         self.publisher = Publisher(store, self.lane, identity)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from blake3 import blake3
 
-from kvnet.engine.interface import Engine, PromptKind
+from kvnet.engine.interface import Engine, ModelInfo, PromptKind
 from kvnet.engine.toy import ToyCosts
 from kvnet.exchange.completion import Asked, Body, Completer, Finished, Reuse, Started, ask_peers
 from kvnet.exchange.fetcher import Fetched
@@ -27,6 +27,7 @@ from kvnet.format.hashes import ArtifactHash, ChunkHash
 from kvnet.format.prefix import block_keys
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.announce import AnnounceLimits
+from kvnet.protocol.cost import Machine
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import Store
 from kvnet.store.osfile import OsFiles
@@ -63,6 +64,7 @@ class FixedSpeeds:
 
     def __init__(self) -> None:
         self.tokens_s = 0.0
+        self.known: Machine | None = None
         self.noted: list[tuple[int, float]] = []
 
     def prefill_tokens_s(self, model: Path) -> float:
@@ -74,6 +76,11 @@ class FixedSpeeds:
         """Remember."""
         del model
         self.noted.append((n_tokens, seconds))
+
+    def machine(self, info: ModelInfo) -> Machine | None:
+        """What was set, whatever the model."""
+        del info
+        return self.known
 
 
 @dataclass(frozen=True)

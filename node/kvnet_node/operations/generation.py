@@ -325,7 +325,12 @@ class _PeerSearch:
             await services.node.wait_for_members(BOOTSTRAP_WAIT_S)
         speed = services.speeds.prefill_tokens_s(engine.info.path)
         found = await services.node.finder.search(
-            engine.info, wanted.tokens, held_tokens, prefill_tokens_s=speed, progress=progress
+            engine.info,
+            wanted.tokens,
+            held_tokens,
+            prefill_tokens_s=speed,
+            machine=services.speeds.machine(engine.info),
+            progress=progress,
         )
         for reason in found.reasons:
             self._ctx.note(f"peers: {reason}")
