@@ -13,7 +13,7 @@ from kvnet.errors import KvnetError, NotInStoreError
 from kvnet.exchange.serving import ChunkServer
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, blake3_hash
-from kvnet.network.bulk.sending import Answers, HeldChunk, Pause, Room
+from kvnet.network.bulk.sending import Answers, HeldChunk, Room
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkRefused, GetChunks, RefusalReason
 from kvnet.protocol.serve import RefuseChunks, SendChunks
@@ -61,9 +61,10 @@ class StoreSource:
                 if data is None:
                     yield ChunkRefused(index=index, reason=RefusalReason.NOT_HELD)
                     continue
+                spread_s = 0.0
                 if self._server.limits_rate:
-                    yield Pause(self._on_loop(self._server.delay_s, peer, len(data)))
-                yield HeldChunk(index, data)
+                    spread_s = self._on_loop(self._server.delay_s, peer, len(data), request.purpose)
+                yield HeldChunk(index, data, spread_s)
                 counted["chunks_served"] += 1
                 counted["bytes_served"] += len(data)
 

@@ -11,6 +11,7 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import ArtifactHash, PrefixKey
+from kvnet.network.bulk.sending import pieces_of
 from kvnet.network.interface import ByteStream
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
@@ -28,7 +29,8 @@ from kvnet.protocol.messages import (
     decode_chunk_request,
     encode_message,
 )
-from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
+from kvnet.protocol.pace import purpose_of
+from kvnet.protocol.serve import HeldArtifact, HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.trust.namespace import Namespace
 
@@ -133,8 +135,17 @@ class ChunkServer:
             self._table,
             self._identity.policy(),
             trio.current_time(),
+            holding=self._holding,
         )
         return decision.reply
+
+    def _holding(self, artifact: HeldArtifact) -> list[int]:
+        """The chunks of an artifact that are in the store at this moment."""
+        return [
+            index
+            for index, entry in enumerate(artifact.entries)
+            if not entry.absent and self._store.has_chunk(entry.hash)
+        ]
 
     def answer_bulk_with(self, answer: Callable[[PeerSession, BulkRequest], Reply]) -> None:
         """Say who answers requests for bulk connections, once a peer may have one."""
@@ -160,9 +171,9 @@ class ChunkServer:
         """Whether `delay_s` ever says anything but 0."""
         return self._machine.limits_rate
 
-    def delay_s(self, peer: PeerId, n_bytes: int) -> float:
-        """Seconds to wait before this many bytes of a chunk are sent to a peer; they count as sent."""
-        return self._machine.delay_s(peer, n_bytes, trio.current_time())
+    def delay_s(self, peer: PeerId, n_bytes: int, purpose: str) -> float:
+        """Seconds over which this many bytes of a chunk are sent to a peer; they count as sent."""
+        return self._machine.delay_s(peer, n_bytes, trio.current_time(), purpose_of(purpose))
 
     async def serve_chunks(self, peer: PeerId, stream: ByteStream) -> None:
         """Answer the chunk requests on one stream until the peer ends it."""
@@ -194,8 +205,7 @@ class ChunkServer:
             if data is None:
                 await _refuse(stream, index, RefusalReason.NOT_HELD)
                 continue
-            await trio.sleep(self._machine.delay_s(peer, len(data), trio.current_time()))
-            await _send_chunk(stream, index, data)
+            await _send_chunk(stream, index, data, self.delay_s(peer, len(data), request.purpose))
             self.counters["chunks_served"] += 1
             self.counters["bytes_served"] += len(data)
 
@@ -214,13 +224,17 @@ async def _refuse(stream: ByteStream, index: int, reason: RefusalReason) -> None
     await stream.send_all(encode_frame(encode_message(ChunkRefused(index=index, reason=reason))))
 
 
-async def _send_chunk(stream: ByteStream, index: int, data: bytes) -> None:
+async def _send_chunk(stream: ByteStream, index: int, data: bytes, spread_s: float) -> None:
     """The header travels with the first bytes: one write less for a small chunk."""
     header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
     view = memoryview(data)
-    await stream.send_all(header + bytes(view[:WRITE_SIZE_BYTES]))
-    for start in range(WRITE_SIZE_BYTES, len(view), WRITE_SIZE_BYTES):
-        await stream.send_all(view[start : start + WRITE_SIZE_BYTES])
+    n_pieces = max(-(-len(view) // WRITE_SIZE_BYTES), pieces_of(len(view), spread_s))
+    size = -(-len(view) // n_pieces)
+    for start in range(0, len(view), size):
+        piece = view[start : start + size]
+        await stream.send_all(piece if start else header + bytes(piece))
+        if spread_s:
+            await trio.sleep(spread_s / n_pieces)
 
 
 def _by_artifact(rows: Iterable[tuple[PrefixKey, ArtifactHash, int]]) -> dict[ArtifactHash, list[PrefixKey]]:

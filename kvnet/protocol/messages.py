@@ -30,6 +30,9 @@ MAX_REASON_LENGTH = 32
 MAX_CERTIFICATE_BYTES = 2048
 """A certificate for one bulk connection; ours has about 230."""
 
+MAX_RUNS = 16384
+"""Of chunks held and missing in turn: half as many gaps as that are told."""
+
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 BulkName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -52,6 +55,8 @@ class Capability(StrEnum):
     """Answers lookups and serves manifests, chunk lists and chunks."""
     BULK = "bulk"
     """Understands `OpenBulk` and `DialBulk`."""
+    HAVE = "have"
+    """Understands `GetHave`."""
 
 
 class BulkCipher(StrEnum):
@@ -179,6 +184,25 @@ class ChunkListReply(_Message, frozen=True, tag="chunk_list_reply"):
     page: Annotated[bytes, msgspec.Meta(min_length=1, max_length=limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES)]
 
 
+class GetHave(_Message, frozen=True, tag="get_have"):
+    """Which chunks of an artifact do you have?"""
+
+    request_id: RequestId
+    slot: Slot
+    artifact: Bytes32
+
+
+class Have(_Message, frozen=True, tag="have"):
+    """These, at this moment.
+
+    Attributes:
+        runs: lengths of runs of missing and held chunks in turn, see `kvnet.protocol.have`.
+    """
+
+    request_id: RequestId
+    runs: Annotated[tuple[ChunkIndex, ...], msgspec.Meta(max_length=MAX_RUNS)]
+
+
 class Refused(_Message, frozen=True, tag="refused"):
     """The answer to a request that is not granted; `reason` is a `RefusalReason` or one of a later version."""
 
@@ -261,12 +285,14 @@ class GetChunks(_Message, frozen=True, tag="get_chunks"):
         slot: the namespace that authorises.
         artifact: the artifact hash under the lookup secret.
         indices: in the chunk plan, each once.
+        purpose: what for, a `kvnet.protocol.pace.Purpose`: who waits comes first where bytes are limited.
     """
 
     session: SessionId
     slot: Slot
     artifact: Bytes32
     indices: Annotated[tuple[ChunkIndex, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS_PER_REQUEST)]
+    purpose: Word = "interactive"
 
 
 class ChunkHeader(_Message, frozen=True, tag="chunk"):
@@ -284,10 +310,10 @@ class ChunkRefused(_Message, frozen=True, tag="chunk_refused"):
 
 
 Handshake = Hello | Challenge | Proof
-ArtifactRequest = Lookup | GetManifest | GetChunkList
+ArtifactRequest = Lookup | GetManifest | GetChunkList | GetHave
 BulkRequest = OpenBulk | DialBulk
 Request = ArtifactRequest | BulkRequest | Ping
-Reply = LookupReply | ManifestReply | ChunkListReply | BulkOffer | BulkDialled | Refused | Pong
+Reply = LookupReply | ManifestReply | ChunkListReply | Have | BulkOffer | BulkDialled | Refused | Pong
 Message = Handshake | Request | Reply
 ChunkAnswer = ChunkHeader | ChunkRefused
 

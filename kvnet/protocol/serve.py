@@ -7,13 +7,14 @@ for something nobody has: an empty lookup reply, or ``unknown``.
 The machine decides; its driver reads the store and sends.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
 from kvnet.format.manifest import Manifest
+from kvnet.protocol.have import encode_runs
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     MAX_MATCHES,
@@ -22,7 +23,9 @@ from kvnet.protocol.messages import (
     ChunkListReply,
     GetChunkList,
     GetChunks,
+    GetHave,
     GetManifest,
+    Have,
     Lookup,
     LookupReply,
     ManifestReply,
@@ -33,6 +36,7 @@ from kvnet.protocol.messages import (
     Refused,
     Reply,
 )
+from kvnet.protocol.pace import Pace, Purpose, purpose_of
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 
@@ -154,6 +158,8 @@ class ServeLimits:
         request_burst: control requests at once, before the average counts.
         bytes_per_s: chunk bytes, on average; 0 for no limit.
         burst_bytes: chunk bytes at once, before the average counts.
+        total_bytes_per_s: chunk bytes of all peers together, shared by `kvnet.protocol.pace`; 0 for no limit.
+        upload_slots: chunk requests of all peers being answered; some are kept for those that wait for an answer.
     """
 
     chunk_requests_in_flight: int = 8
@@ -161,6 +167,15 @@ class ServeLimits:
     request_burst: float = 200.0
     bytes_per_s: float = 0.0
     burst_bytes: float = 32 * 1024 * 1024
+    total_bytes_per_s: float = 0.0
+    upload_slots: int = 64
+
+
+SLOT_SHARES: Mapping[Purpose, float] = {Purpose.INTERACTIVE: 1.0, Purpose.REPLICATION: 0.75, Purpose.SCRUB: 0.5}
+"""Up to this share of all slots a request of that purpose is taken."""
+
+Holding = Callable[["HeldArtifact"], Iterable[int]]
+"""The indices of an artifact's chunks that are held at this moment, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +238,7 @@ class ServeMachine:
     def __init__(self, limits: ServeLimits | None = None, *, serving: bool = True) -> None:
         self._limits = limits or ServeLimits()
         self._usage: dict[PeerId, _Usage] = {}
+        self._pace = Pace(self._limits.total_bytes_per_s)
         self.serving = serving
 
     def decide(
@@ -233,6 +249,8 @@ class ServeMachine:
         table: HeldTable,
         policy: TrustPolicy,
         now: float,
+        *,
+        holding: Holding | None = None,
     ) -> SendReply:
         """The answer to a control request; how many may be open at once is the session's to limit.
 
@@ -243,6 +261,7 @@ class ServeMachine:
             table: what is held.
             policy: what is revoked is not served.
             now: the time.
+            holding: what is held of an artifact; all of it without.
         """
         if isinstance(request, Ping):
             return SendReply(Pong(request_id=request.request_id))
@@ -257,6 +276,9 @@ class ServeMachine:
             return SendReply(Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN))
         if isinstance(request, GetManifest):
             return SendReply(ManifestReply(request_id=request.request_id, envelope=artifact.envelope))
+        if isinstance(request, GetHave):
+            held = _existing(artifact) if holding is None else holding(artifact)
+            return SendReply(Have(request_id=request.request_id, runs=encode_runs(held)))
         return SendReply(_page_reply(request, artifact))
 
     def refuse_bulk(
@@ -295,7 +317,7 @@ class ServeMachine:
         if not self.serving:
             return RefuseChunks(request.indices, RefusalReason.NOT_SERVING)
         usage = self._usage_of(peer, now)
-        if usage.chunks_in_flight >= self._limits.chunk_requests_in_flight:
+        if usage.chunks_in_flight >= self._slots_of(usage, purpose_of(request.purpose)):
             return RefuseChunks(request.indices, RefusalReason.BUSY)
         artifact = _find(table, (slots or {}).get(request.slot), request.artifact, policy)
         if artifact is None:
@@ -308,26 +330,37 @@ class ServeMachine:
         """A `SendChunks` plan is done or given up."""
         self._usage[peer].chunks_in_flight -= 1
 
+    def _slots_of(self, usage: _Usage, purpose: Purpose) -> int:
+        """How many requests of a peer may be answered at once: the fewer the more peers want slots."""
+        limits = self._limits
+        busy = [each.chunks_in_flight for each in self._usage.values() if each.chunks_in_flight]
+        if sum(busy) >= SLOT_SHARES[purpose] * limits.upload_slots:
+            return 0
+        n_peers = len(busy) + (usage.chunks_in_flight == 0)
+        return min(limits.chunk_requests_in_flight, max(1, limits.upload_slots // n_peers))
+
     @property
     def limits_rate(self) -> bool:
         """Whether chunk bytes are limited at all."""
-        return self._limits.bytes_per_s > 0
+        return self._limits.bytes_per_s > 0 or self._pace.limited
 
-    def delay_s(self, peer: PeerId, n_bytes: int, now: float) -> float:
-        """Seconds to wait before this many chunk bytes are sent to a peer; they count as sent.
+    def delay_s(self, peer: PeerId, n_bytes: int, now: float, purpose: Purpose = Purpose.INTERACTIVE) -> float:
+        """Seconds over which this many chunk bytes are sent to a peer, beginning now; they count as sent.
 
         Args:
             peer: who gets them.
             n_bytes: length of the chunk.
             now: the time.
+            purpose: what for.
         """
+        shared_s = self._pace.spread_s(peer, purpose, n_bytes, now)
         rate = self._limits.bytes_per_s
         if rate <= 0:
-            return 0.0
+            return shared_s
         bucket = self._usage_of(peer, now).bytes
         bucket.refill(rate, self._limits.burst_bytes, now)
         bucket.level -= n_bytes
-        return max(0.0, -bucket.level / rate)
+        return max(shared_s, -bucket.level / rate)
 
     @property
     def n_remembered(self) -> int:
@@ -374,6 +407,10 @@ def _find(table: HeldTable, namespace: Namespace | None, name: bytes, policy: Tr
 
 def _exists(artifact: HeldArtifact, index: int) -> bool:
     return index < len(artifact.entries) and artifact.entries[index].length_bytes > 0
+
+
+def _existing(artifact: HeldArtifact) -> list[int]:
+    return [index for index in range(len(artifact.entries)) if _exists(artifact, index)]
 
 
 def _lookup_reply(request: Lookup, namespace: Namespace | None, table: HeldTable, policy: TrustPolicy) -> LookupReply:

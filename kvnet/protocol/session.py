@@ -40,7 +40,9 @@ from kvnet.protocol.messages import (
     ChunkListReply,
     DialBulk,
     GetChunkList,
+    GetHave,
     GetManifest,
+    Have,
     Hello,
     Lookup,
     LookupReply,
@@ -173,6 +175,7 @@ Event = SessionOpened | RequestReceived | ReplyReceived | RequestTimedOut | Sess
 _REPLY_KINDS: dict[type[Request], type[Reply]] = {
     Lookup: LookupReply,
     GetManifest: ManifestReply,
+    GetHave: Have,
     GetChunkList: ChunkListReply,
     OpenBulk: BulkOffer,
     DialBulk: BulkDialled,
@@ -400,10 +403,17 @@ class ControlSession:
                 self._on_challenge(message)
             case _Phase.PROOF, Proof():
                 return [self._on_proof(message)]
-            case _Phase.OPEN, Lookup() | GetManifest() | GetChunkList() | OpenBulk() | DialBulk() | Ping():
+            case _Phase.OPEN, Lookup() | GetManifest() | GetChunkList() | GetHave() | OpenBulk() | DialBulk() | Ping():
                 return self._on_request(message)
             case _Phase.OPEN, (
-                LookupReply() | ManifestReply() | ChunkListReply() | BulkOffer() | BulkDialled() | Refused() | Pong()
+                LookupReply()
+                | ManifestReply()
+                | ChunkListReply()
+                | Have()
+                | BulkOffer()
+                | BulkDialled()
+                | Refused()
+                | Pong()
             ):
                 return self._on_reply(message)
             case _:

@@ -1,6 +1,7 @@
 """The answering end of a bulk connection: its thread reads requests and sends chunks."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ HEADROOM_BYTES: Final = 64
 
 _logger = logging.getLogger(__name__)
 
+PIECE_S: Final = 0.25
+MIN_PIECE_BYTES: Final = 1024
+"""Bytes that are spread over time go in pieces of so many seconds, and no smaller than this."""
+
 Room = Callable[[int], memoryview]
 """A buffer of so many bytes, valid until the next one is asked for; a chunk read into it is sent without a copy."""
 
@@ -39,10 +44,16 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class HeldChunk:
-    """Send these bytes: they matched their hash just now."""
+    """Send these bytes, which matched their hash just now, spread over so many seconds."""
 
     index: int
     data: BytesLike
+    spread_s: float = 0.0
+
+
+def pieces_of(n_bytes: int, spread_s: float) -> int:
+    """In how many pieces so many bytes are sent over so many seconds."""
+    return max(1, min(math.ceil(spread_s / PIECE_S), n_bytes // MIN_PIECE_BYTES))
 
 
 Answers = Generator[HeldChunk | ChunkRefused | Pause, None, None]
@@ -110,8 +121,8 @@ class Sender:
         try:
             for answer in answers:
                 match answer:
-                    case HeldChunk(index, data):
-                        self._send_chunk(index, data)
+                    case HeldChunk(index, data, spread_s):
+                        self._send_chunk(index, data, spread_s)
                     case Pause(seconds):
                         self._link.pause(seconds)
                     case _:
@@ -124,15 +135,24 @@ class Sender:
             self._buffer = bytearray(HEADROOM_BYTES + n_bytes)
         return memoryview(self._buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
 
-    def _send_chunk(self, index: int, data: BytesLike) -> None:
+    def _send_chunk(self, index: int, data: BytesLike, spread_s: float) -> None:
         header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
         start = HEADROOM_BYTES - len(header)
         if isinstance(data, memoryview) and data.obj is self._buffer and start >= 0:
             self._buffer[start:HEADROOM_BYTES] = header
-            self._send(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)])
+            self._send_spread(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
         else:
             self._send(memoryview(header))
-            self._send(memoryview(data))
+            self._send_spread(memoryview(data), spread_s)
+
+    def _send_spread(self, view: memoryview, spread_s: float) -> None:
+        """In pieces with pauses between, so that a peer is never silent for long."""
+        n_pieces = pieces_of(len(view), spread_s)
+        size = -(-len(view) // n_pieces)
+        for start in range(0, len(view), size):
+            self._send(view[start : start + size])
+            if spread_s:
+                self._link.pause(spread_s / n_pieces)
 
     def _send(self, view: memoryview) -> None:
         self._link.send_all(view, stall_s=STALL_S)

@@ -13,7 +13,8 @@ from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.protocol.membership import PROOF_ENTRIES
-from kvnet.protocol.serve import ServeLimits
+from kvnet.protocol.pace import WEIGHTS, Purpose
+from kvnet.protocol.serve import SLOT_SHARES, ServeLimits
 from kvnet.protocol.session import SESSION_ID_SIZE_BYTES, SessionLimits
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
@@ -63,6 +64,8 @@ def test_unions_of_the_document_are_those_of_the_code() -> None:
         ("get-chunks", f"session: bstr .size {SESSION_ID_SIZE_BYTES}"),
         ("get-chunks", f"indices: [1*{messages.MAX_CHUNKS_PER_REQUEST} u32]"),
         ("chunk", f".le {limits.MAX_CHUNK_BYTES}"),
+        ("have", f"runs: [0*{messages.MAX_RUNS} u32]"),
+        *(("get-chunks", f'"{purpose.value}"') for purpose in Purpose),
     ],
 )
 def test_bounds_in_the_document_are_those_of_the_code(rule: str, text: str) -> None:
@@ -84,6 +87,7 @@ def test_limits_in_the_document_are_those_of_the_code() -> None:
         ),
         "control requests of one peer": f"{serve.requests_per_s:.0f} a second, {serve.request_burst:.0f} at once",
         "chunk requests of one peer being answered": f"{serve.chunk_requests_in_flight}",
+        "chunk requests of all peers being answered": f"{serve.upload_slots}, shared evenly",
         "chunks of one request": f"{messages.MAX_CHUNKS_PER_REQUEST}",
         "bytes asked for and not yet received": f"{fetch.max_window_bytes:,}",
         "namespaces of a node": f"{PROOF_ENTRIES}",
@@ -108,6 +112,10 @@ def test_patience_in_the_document_is_that_of_the_code() -> None:
     ):
         assert text in prose
     assert fetch.attempts == 3
+    assert [int(WEIGHTS[purpose]) for purpose in Purpose] == [16, 4, 1]
+    assert "in shares of 16, 4 and 1" in prose
+    assert [SLOT_SHARES[purpose] for purpose in Purpose] == [1, 3 / 4, 1 / 2]
+    assert "less than three quarters, or half, of its slots" in prose
 
 
 def test_names_in_the_document_are_those_of_the_code() -> None:

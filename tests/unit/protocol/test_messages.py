@@ -14,6 +14,7 @@ from kvnet.format import limits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.protocol.messages import (
     MAX_CERTIFICATE_BYTES,
+    MAX_RUNS,
     BulkDialled,
     BulkOffer,
     Challenge,
@@ -23,7 +24,9 @@ from kvnet.protocol.messages import (
     DialBulk,
     GetChunkList,
     GetChunks,
+    GetHave,
     GetManifest,
+    Have,
     Hello,
     Lookup,
     LookupReply,
@@ -53,6 +56,8 @@ CONTROL: list[Any] = [
     ManifestReply(request_id=2, envelope=b"e"),
     GetChunkList(request_id=3, slot=0, artifact=H, page=0),
     ChunkListReply(request_id=3, page=b"p" * 36),
+    GetHave(request_id=8, slot=7, artifact=H),
+    Have(request_id=8, runs=(0, 3, 1, 2)),
     OpenBulk(request_id=6, certificate=b"c", cipher="tls13"),
     BulkOffer(request_id=6, name=b"n" * 16, certificate=b"c" * MAX_CERTIFICATE_BYTES, port=0, cipher="none"),
     DialBulk(request_id=7, name=b"n" * 16, port=5865),
@@ -96,6 +101,7 @@ def test_every_message_fits_a_frame() -> None:
         LookupReply(request_id=0, matches=(MATCH,) * 8),
         ManifestReply(request_id=0, envelope=bytes(limits.MAX_ENVELOPE_BYTES)),
         ChunkListReply(request_id=0, page=bytes(limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES)),
+        Have(request_id=0, runs=(2**32 - 1,) * MAX_RUNS),
         Hello(versions=tuple(range(1, 9)), capabilities=("c" * 64,) * 32, agent="\U0001f40d" * 128),
     ]
     for message in largest:
@@ -132,6 +138,9 @@ OUT_OF_BOUNDS: list[Any] = [
     GetChunkList(request_id=0, slot=0, artifact=H, page=2**20),
     ChunkListReply(request_id=0, page=b""),
     ChunkListReply(request_id=0, page=bytes(limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES + 1)),
+    GetHave(request_id=0, slot=0, artifact=H[:31]),
+    Have(request_id=0, runs=(1,) * (MAX_RUNS + 1)),
+    Have(request_id=0, runs=(2**32,)),
     OpenBulk(request_id=0, certificate=b"", cipher="tls13"),
     OpenBulk(request_id=0, certificate=bytes(MAX_CERTIFICATE_BYTES + 1), cipher="tls13"),
     OpenBulk(request_id=0, certificate=b"c", cipher="TLS"),
@@ -160,6 +169,7 @@ def test_value_out_of_its_bounds_is_a_violation(message: Any) -> None:
         GetChunks(session=b"s" * 16, slot=0, artifact=H, indices=tuple(range(257))),
         GetChunks(session=b"s" * 16, slot=0, artifact=H, indices=(2**32,)),
         GetChunks(session=b"s" * 16, slot=0, artifact=H, indices=(1, 2, 1)),
+        GetChunks(session=b"s" * 16, slot=0, artifact=H, indices=(1,), purpose="Interactive"),
     ],
 )
 def test_chunk_request_out_of_its_bounds_is_a_violation(message: GetChunks) -> None:

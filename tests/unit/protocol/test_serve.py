@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvnet.protocol.messages import (
     ChunkListReply,
     GetChunkList,
     GetChunks,
+    GetHave,
     GetManifest,
+    Have,
     Lookup,
     LookupReply,
     ManifestReply,
@@ -19,6 +22,7 @@ from kvnet.protocol.messages import (
     Refused,
     encode_message,
 )
+from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
@@ -321,3 +325,49 @@ def test_member_may_have_a_bulk_connection_and_nobody_else() -> None:
 def test_only_a_limit_on_bytes_asks_to_be_paced() -> None:
     assert not ServeMachine().limits_rate
     assert ServeMachine(ServeLimits(bytes_per_s=1.0)).limits_rate
+
+
+# --- what is shared among peers ---------------------------------------------------------------------------------
+
+
+def slots_taken(machine: ServeMachine, who: str, n_requests: int, purpose: str = "interactive") -> int:
+    request = msgspec.structs.replace(chunk_request(), purpose=purpose)
+    answers = [machine.decide_chunks(peer(who), SLOTS, request, table(), POLICY, 0.0) for _ in range(n_requests)]
+    assert all(isinstance(each, SendChunks) or each.reason is RefusalReason.BUSY for each in answers)
+    return sum(isinstance(each, SendChunks) for each in answers)
+
+
+def test_upload_slots_are_shared_and_nobody_gets_all() -> None:
+    machine = ServeMachine(ServeLimits(chunk_requests_in_flight=8, upload_slots=8))
+    assert slots_taken(machine, "first", 4) == 4
+    assert slots_taken(machine, "second", 9) == 4
+    assert slots_taken(machine, "third", 1) == 0
+    machine.finished_chunks(peer("first"))
+    assert slots_taken(machine, "third", 2) == 1
+    assert slots_taken(machine, "first", 1) == 0
+
+
+def test_copies_leave_slots_to_those_who_wait() -> None:
+    machine = ServeMachine(ServeLimits(chunk_requests_in_flight=8, upload_slots=8))
+    assert slots_taken(machine, "first", 9, "scrub") == 4
+    assert slots_taken(machine, "second", 9, "replication") == 2
+    assert slots_taken(machine, "third", 9, "interactive") == 2
+
+
+def test_bytes_of_all_peers_together_are_paced() -> None:
+    machine = ServeMachine(ServeLimits(total_bytes_per_s=1000.0))
+    assert machine.limits_rate
+    assert machine.delay_s(ME, 1000, 0.0) == pytest.approx(0.75)
+    assert machine.delay_s(peer("other"), 1000, 0.0) == pytest.approx(1.75)
+    assert machine.delay_s(peer("copy"), 1000, 0.0, Purpose.SCRUB) > 30
+    both = ServeMachine(ServeLimits(total_bytes_per_s=1000.0, bytes_per_s=10.0, burst_bytes=1.0))
+    assert both.delay_s(ME, 1001, 0.0) == pytest.approx(100.0)
+
+
+def test_holder_of_a_part_says_which() -> None:
+    request = GetHave(request_id=4, slot=3, artifact=NAME)
+    n_chunks = len(ARTIFACT.entries)
+    assert decide(request) == Have(request_id=4, runs=(0, n_chunks))
+    decision = ServeMachine().decide(ME, SLOTS, request, table(), POLICY, 0.0, holding=lambda _: [1, 2])
+    assert decision.reply == Have(request_id=4, runs=(1, 2))
+    assert decide(GetHave(request_id=4, slot=3, artifact=NOBODYS)) == Refused(request_id=4, reason="unknown")
