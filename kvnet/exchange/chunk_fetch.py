@@ -1,6 +1,6 @@
 """Drive the fetch machine: open channels, read chunks, hand verified ones to the store."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -23,10 +23,15 @@ from kvnet.protocol.fetch import (
 )
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks
+from kvnet.protocol.pace import Pace, Purpose
 
 Sink = Callable[[int, BytesLike, PeerId], Awaitable[None]]
 """Keeps a verified chunk: (index, stored bytes, who sent it). The bytes are valid until it returns: a channel uses
 their memory again, so whoever keeps them keeps a copy."""
+
+
+AskHave = Callable[[PeerId], Awaitable[Container[int] | None]]
+"""Asks a peer which chunks it has; ``None`` when it does not say. Does not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,9 @@ class ChunkFetch:
         providers: whom to ask, the best first.
         sink: keeps verified chunks.
         limits: patience and appetite.
+        purpose: what for; told to providers.
+        have: asks a provider which chunks it has; without, and until it has said, it may have all.
+        pace: what may arrive, shared with other fetches.
     """
 
     def __init__(
@@ -98,7 +106,14 @@ class ChunkFetch:
         providers: Sequence[Provider],
         sink: Sink,
         limits: FetchLimits | None = None,
+        *,
+        purpose: Purpose = Purpose.INTERACTIVE,
+        have: AskHave | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        self._purpose = purpose
+        self._have = have
+        self._pace = pace or Pace(0.0)
         self._transport = transport
         self._entries = entries
         self._providers: Mapping[PeerId, Provider] = {provider.peer: provider for provider in providers}
@@ -138,6 +153,9 @@ class ChunkFetch:
             StoreError: the sink could not keep a chunk.
         """
         async with trio.open_nursery() as nursery:
+            if self._have is not None:
+                for peer in self._providers:
+                    nursery.start_soon(self._learn_holds, self._have, peer, nursery)
             await self._apply(self._machine.start(trio.current_time()), nursery)
             while not self._machine.ended:
                 deadline = self._machine.next_deadline()
@@ -191,6 +209,7 @@ class ChunkFetch:
     async def _keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
         """A chunk that is verified is kept even when its peer is dropped meanwhile."""
         delivered = self._delivered_by(peer)
+        before = delivered.n_bytes
         delivered.seconds = trio.current_time() - self._began_s[peer]
         delivered.n_chunks += 1
         delivered.n_bytes += len(data)
@@ -200,7 +219,19 @@ class ChunkFetch:
                 await self._sink(index, data, peer)
             except KvnetError as error:
                 self._outcome.sink_error = error
+        await self._hold_back(peer, delivered.n_bytes - before)
         self._machine.resumed(peer, trio.current_time())
+
+    async def _hold_back(self, peer: PeerId, n_bytes: int) -> None:
+        """Read no further from a peer until what it sent has had its time; TCP tells it to wait."""
+        if self._pace.limited:
+            await trio.sleep(self._pace.spread_s(peer, self._purpose, n_bytes, trio.current_time()))
+
+    async def _learn_holds(self, have: AskHave, peer: PeerId, nursery: trio.Nursery) -> None:
+        """Nobody waits for this: what a peer does not have it refuses, only later."""
+        holds = await have(peer)
+        if holds is not None:
+            await self._apply(self._machine.holds_changed(peer, holds, trio.current_time()), nursery)
 
     async def _serve_peer(
         self,
@@ -232,7 +263,13 @@ class ChunkFetch:
     ) -> None:
         async for indices in wanted:
             await channel.request(
-                GetChunks(session=provider.session, slot=provider.slot, artifact=provider.artifact, indices=indices),
+                GetChunks(
+                    session=provider.session,
+                    slot=provider.slot,
+                    artifact=provider.artifact,
+                    indices=indices,
+                    purpose=self._purpose,
+                ),
                 {index: self._entries[index].length_bytes for index in indices},
             )
 

@@ -20,7 +20,7 @@ from kvnet.errors import (
     PeerRefusedError,
     TrustError,
 )
-from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered, Provider
+from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered, Provider, Sink
 from kvnet.exchange.events import PeerPart
 from kvnet.exchange.fetch_pack import FetchPack, ProgressCallback
 from kvnet.exchange.identity import Identity
@@ -32,8 +32,19 @@ from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.chunklist import verify_chunk_list
 from kvnet.protocol.fetch import DropReason, FetchLimits
+from kvnet.protocol.have import HeldChunks
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply, RefusalReason
+from kvnet.protocol.messages import (
+    Capability,
+    ChunkListReply,
+    GetChunkList,
+    GetHave,
+    GetManifest,
+    Have,
+    ManifestReply,
+    RefusalReason,
+)
+from kvnet.protocol.pace import Pace, Purpose
 from kvnet.protocol.scoring import PeerScores
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.trust.envelope import SignedManifest, open_manifest
@@ -111,6 +122,7 @@ class ArtifactFetcher:
         transport: how chunk bytes get here.
         sessions: whom to ask.
         limits: patience and appetite.
+        download_bytes_s: what may arrive a second for all fetches together; 0 for no limit.
 
     Attributes:
         scores: what is remembered of peers between fetches.
@@ -124,7 +136,10 @@ class ArtifactFetcher:
         transport: ChunkTransport,
         sessions: SessionsOf,
         limits: FetchLimits | None = None,
+        *,
+        download_bytes_s: float = 0.0,
     ) -> None:
+        self._pace = Pace(download_bytes_s)
         self._store = store
         self._lane = lane
         self._identity = identity
@@ -255,6 +270,42 @@ class ArtifactFetcher:
             for peer in allowed
         ]
 
+    def _chunk_fetch(
+        self,
+        located: Located,
+        entries: Sequence[ChunkEntry],
+        missing: Iterable[int],
+        sink: Sink,
+        purpose: Purpose = Purpose.INTERACTIVE,
+    ) -> ChunkFetch:
+        sessions = {session.peer: session for session in self._in_namespace(located)}
+
+        async def have(peer: PeerId) -> HeldChunks | None:
+            session = sessions[peer]
+            if Capability.HAVE not in session.opened.capabilities:
+                return None
+            keyed = bytes(located.namespace.keyed_artifact(located.signed.artifact_hash))
+            ask = GetHave(request_id=0, slot=session.slots[located.namespace], artifact=keyed)
+            try:
+                reply = await session.ask(ask)
+                assert isinstance(reply, Have)  # noqa: S101 - the session machine lets no other reply through
+                return HeldChunks(reply.runs, len(entries))
+            except KvnetError:
+                return None
+
+        providers = [each for each in self.providers(located) if each.peer in sessions]
+        return ChunkFetch(
+            self._transport,
+            entries,
+            missing,
+            providers,
+            sink,
+            self._limits,
+            purpose=purpose,
+            have=have,
+            pace=self._pace,
+        )
+
     def _judge(self, delivered: Mapping[PeerId, Delivered], began_s: float) -> None:
         """Remember what each peer did, for the fetches to come."""
         now_s = trio.current_time()
@@ -292,7 +343,7 @@ class ArtifactFetcher:
 
         delivered: dict[PeerId, Delivered] = {}
         if missing:
-            fetch = ChunkFetch(self._transport, entries, missing, self.providers(located), keep, self._limits)
+            fetch = self._chunk_fetch(located, entries, missing, keep)
             began_s = trio.current_time()
             try:
                 await fetch.run()
@@ -325,6 +376,7 @@ class ArtifactFetcher:
         pinned: bool = False,
         progress: ProgressCallback | None = None,
         tick_s: float | None = None,
+        purpose: Purpose = Purpose.INTERACTIVE,
         scope: trio.CancelScope | None = None,
     ) -> Fetched:
         """Get the needed chunks that are not held, verify each, and publish the pack.
@@ -339,6 +391,7 @@ class ArtifactFetcher:
             pinned: keep it until it is unpinned.
             progress: told after each chunk.
             tick_s: told too before the first, and whenever so many seconds have passed, with what each peer brings.
+            purpose: what for; peers whose rate is limited serve first whoever waits for an answer.
             scope: cancelling it ends the fetching; what has arrived by then, from the front, is kept and published.
 
         Raises:
@@ -358,7 +411,7 @@ class ArtifactFetcher:
             arrived=token_ids.chunks,
             progress=progress,
         )
-        job = _Job(located, work, token_ids, trio.current_time(), pinned=pinned)
+        job = _Job(located, work, token_ids, trio.current_time(), purpose, pinned=pinned)
         try:
             await self._get_missing(job, entries, scope, tick_s)
             return await self._publish(job)
@@ -381,7 +434,7 @@ class ArtifactFetcher:
                 if not missing:
                     return
                 sink = job.work.keep
-                fetch = ChunkFetch(self._transport, entries, missing, self.providers(job.located), sink, self._limits)
+                fetch = self._chunk_fetch(job.located, entries, missing, sink, job.purpose)
                 began_s = trio.current_time()
                 try:
                     await _run_telling(fetch, job, tick_s)
@@ -416,8 +469,16 @@ class _Job:
     """One fetch under way, and what each peer has delivered for it."""
 
     def __init__(
-        self, located: Located, work: FetchPack, token_ids: TokenIds, started_s: float, *, pinned: bool
+        self,
+        located: Located,
+        work: FetchPack,
+        token_ids: TokenIds,
+        started_s: float,
+        purpose: Purpose,
+        *,
+        pinned: bool,
     ) -> None:
+        self.purpose = purpose
         self.located = located
         self.work = work
         self.token_ids = token_ids

@@ -24,6 +24,7 @@ from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
 from kvnet.protocol.messages import Capability
+from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.protocol.session import ControlSession, SessionConfig
 from kvnet.store.interface import ArtifactRecord, Store
@@ -55,6 +56,7 @@ class NodeOptions:
         announce: pace of announcements.
         serve: what one peer may ask for.
         fetch: patience and appetite when fetching.
+        download_bytes_s: what may arrive a second; 0 for no limit.
     """
 
     agent: str = "kvnet"
@@ -63,6 +65,7 @@ class NodeOptions:
     announce: AnnounceLimits | None = None
     serve: ServeLimits | None = None
     fetch: FetchLimits | None = None
+    download_bytes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,15 @@ class ExchangeNode:
             transport = self._bulk = BulkTransport(
                 bulk, network, transport, self._sessions.get, self._server, store, random=random
             )
-        self.fetcher = ArtifactFetcher(store, lane, identity, transport, self.sessions, self._options.fetch)
+        self.fetcher = ArtifactFetcher(
+            store,
+            lane,
+            identity,
+            transport,
+            self.sessions,
+            self._options.fetch,
+            download_bytes_s=self._options.download_bytes_s,
+        )
         self.finder = PrefixFinder(
             store,
             lane,
@@ -315,7 +326,7 @@ class ExchangeNode:
         self.fetcher.scores.answered(peer, seconds, trio.current_time())
 
     def _capabilities(self) -> tuple[Capability, ...]:
-        serve = (Capability.SERVE,) if self._options.serving else ()
+        serve = (Capability.SERVE, Capability.HAVE) if self._options.serving else ()
         return serve if self._bulk is None else (*serve, Capability.BULK)
 
     async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:
@@ -379,7 +390,7 @@ class ExchangeNode:
         """
         located = await self.fetcher.locate(artifact)
         entries = await self.fetcher.chunk_list(located)
-        self.fetched(await self.fetcher.fetch(located, entries, indices))
+        self.fetched(await self.fetcher.fetch(located, entries, indices, purpose=Purpose.SCRUB))
         return all([await self._lane.run(self._store.has_chunk, entries[index].hash) for index in indices])
 
     def removed(self, artifact: ArtifactHash) -> None:

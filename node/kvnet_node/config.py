@@ -96,6 +96,11 @@ def parse_size_bytes(value: Any) -> int:
     raise ValueError('expected a number of bytes, such as 20000000000 or "20 GB"')
 
 
+def _size_or_auto(value: Any) -> int | None:
+    """A number of bytes; None for what the engine chooses itself."""
+    return None if value == "auto" else parse_size_bytes(value)
+
+
 def _seconds(value: Any) -> float:
     try:
         number = float(value)
@@ -161,6 +166,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("network.listen", _texts, "addresses to listen on, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.listen", _texts, "addresses for bulk connections, HOST:PORT each; port 0 is any free one"),
     Setting("bulk.cipher", _one_of("tls13", "none"), "none: no encryption, for a cable that both owners trust"),
+    Setting("limits.upload_bytes_s", parse_size_bytes, "chunk bytes a second sent to all peers together; 0: no limit"),
+    Setting("limits.download_bytes_s", parse_size_bytes, "chunk bytes a second fetched from all peers; 0: no limit"),
     Setting("network.bootstrap", _texts, "addresses of nodes to connect to at start, /ip4/…/p2p/…"),
     Setting("reuse.numerics", _one_of("compatible", "exact"), "whether state from other chips or versions is used"),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
@@ -175,6 +182,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("api.queue_requests", _count, "requests that may wait or run at one engine; more get 503"),
     Setting("api.drain_s", _seconds, "seconds that running requests get when the node is told to stop"),
     Setting("engine.idle_unload_s", _seconds, "seconds after which a model that nobody uses leaves memory"),
+    Setting(
+        "engine.live_bytes",
+        _size_or_auto,
+        "memory a loaded model keeps conversations in between requests; 0 keeps none, auto is a quarter of what its "
+        "weights leave",
+    ),
     Setting("prompt.remove_billing_line", _switch, "whether the billing line some agents send is taken out of prompts"),
 )
 
@@ -198,6 +211,8 @@ class Config:
         listen_asked: whether the addresses were asked for (a taken port is then an error, not a reason to move).
         bulk_listen: HOST:PORT texts; empty: where ``listen`` says, on the default port or any free one.
         bulk_cipher: "tls13" or "none".
+        upload_bytes_s: chunk bytes a second to all peers together; 0 for no limit.
+        download_bytes_s: chunk bytes a second from all peers together; 0 for no limit.
         bootstrap: multiaddress texts.
         numerics: "compatible" or "exact".
         announce_interval_s: seconds between two announcements of the same artifact.
@@ -213,6 +228,7 @@ class Config:
         api_queue_requests: at one engine, running ones included.
         api_drain_s: what running requests get at the end.
         engine_idle_unload_s: after which an unused engine ends.
+        live_bytes: of K/V an engine keeps between requests; None for its own choice.
         remove_billing_line: take it out of prompts.
         origins: key -> "default", "config.toml", "environment" or "flag".
     """
@@ -229,6 +245,8 @@ class Config:
     listen_asked: bool
     bulk_listen: tuple[str, ...]
     bulk_cipher: str
+    upload_bytes_s: int
+    download_bytes_s: int
     bootstrap: tuple[str, ...]
     numerics: str
     announce_interval_s: float
@@ -244,6 +262,7 @@ class Config:
     api_queue_requests: int
     api_drain_s: float
     engine_idle_unload_s: float
+    live_bytes: int | None
     remove_billing_line: bool
     origins: Mapping[str, str]
 
@@ -261,6 +280,8 @@ class Config:
             "network.listen": list(self.listen),
             "bulk.listen": list(self.bulk_listen),
             "bulk.cipher": self.bulk_cipher,
+            "limits.upload_bytes_s": self.upload_bytes_s,
+            "limits.download_bytes_s": self.download_bytes_s,
             "network.bootstrap": list(self.bootstrap),
             "reuse.numerics": self.numerics,
             "announce.interval_s": self.announce_interval_s,
@@ -275,6 +296,7 @@ class Config:
             "api.queue_requests": self.api_queue_requests,
             "api.drain_s": self.api_drain_s,
             "engine.idle_unload_s": self.engine_idle_unload_s,
+            "engine.live_bytes": "auto" if self.live_bytes is None else self.live_bytes,
             "prompt.remove_billing_line": self.remove_billing_line,
         }
 
@@ -375,6 +397,8 @@ def load_config(
         "network.listen": DEFAULT_LISTEN,
         "bulk.listen": (),
         "bulk.cipher": "tls13",
+        "limits.upload_bytes_s": 0,
+        "limits.download_bytes_s": 0,
         "network.bootstrap": (),
         "reuse.numerics": "compatible",
         "announce.interval_s": 900.0,
@@ -389,6 +413,7 @@ def load_config(
         "api.queue_requests": 32,
         "api.drain_s": 20.0,
         "engine.idle_unload_s": 900.0,
+        "engine.live_bytes": None,
         "prompt.remove_billing_line": True,
     }
     origins = dict.fromkeys(values, "default")
@@ -414,6 +439,8 @@ def load_config(
         listen_asked=origins["network.listen"] != "default",
         bulk_listen=values["bulk.listen"],
         bulk_cipher=values["bulk.cipher"],
+        upload_bytes_s=values["limits.upload_bytes_s"],
+        download_bytes_s=values["limits.download_bytes_s"],
         bootstrap=values["network.bootstrap"],
         numerics=values["reuse.numerics"],
         announce_interval_s=values["announce.interval_s"],
@@ -429,6 +456,7 @@ def load_config(
         api_queue_requests=values["api.queue_requests"],
         api_drain_s=values["api.drain_s"],
         engine_idle_unload_s=values["engine.idle_unload_s"],
+        live_bytes=values["engine.live_bytes"],
         remove_billing_line=values["prompt.remove_billing_line"],
         origins=origins,
     )

@@ -29,6 +29,7 @@ from kvnet.network.interface import Network
 from kvnet.network.libp2p.ports import parse_listen
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
+from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NameBook
@@ -223,6 +224,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 serving=serving,
                 exact_only=settings.config.numerics == "exact",
                 announce=AnnounceLimits(reprovide_s=settings.config.announce_interval_s),
+                serve=ServeLimits(total_bytes_per_s=float(settings.config.upload_bytes_s)),
+                download_bytes_s=float(settings.config.download_bytes_s),
             )
             opened = await _open_network(settings, serving=serving)
             services.node = ExchangeNode(

@@ -17,6 +17,7 @@ from kvnet.format.ticket import parse_ticket
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.protocol.pace import Purpose
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
 from kvnet.trust.keys import publisher_text
@@ -101,7 +102,9 @@ async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *,
         ctx.emit(_shown(event))
 
     entries = await node.fetcher.chunk_list(located)
-    return await node.fetcher.fetch(located, entries, pinned=pinned, progress=progress, tick_s=TICK_S)
+    return await node.fetcher.fetch(
+        located, entries, pinned=pinned, progress=progress, tick_s=TICK_S, purpose=Purpose.REPLICATION
+    )
 
 
 def _shown(event: FetchProgress) -> Progress:
