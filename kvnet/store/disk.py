@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
-from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreError
+from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreError, StoreFullError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -19,6 +19,7 @@ from kvnet.format.hashes import (
     blake3_hash,
     short_text,
 )
+from kvnet.store.eviction import FRESH_S
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, Index, IndexUnreadableError, PlacedChunk
 from kvnet.store.interface import (
@@ -54,6 +55,8 @@ from kvnet.store.writer import DiskPackWriter, PackDraft
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 def _reconciled(files: OsFiles, paths: StorePaths, index: Index) -> tuple[Problem, ...]:
     """Make the index say what the files say; one that contradicts itself is thrown away first."""
@@ -75,6 +78,8 @@ class DiskStore(Store):
         self._space = space
         self._now = now
         self._lock = threading.RLock()
+        # Taken before the lock above, never while holding it.
+        self._compacting = threading.RLock()
         self._records = RecordCache()
         self._resuming: set[Path] = set()
         self._closed = False
@@ -126,7 +131,7 @@ class DiskStore(Store):
 
     def _settle(self, keys_of: KeysOf | None) -> None:
         """After the index agrees with the files: what was removed goes, what is missing is computed, quota is kept."""
-        self._space.collect(compact=False)
+        self._space.collect()
         self._space.expire_partial(self._now())
         for marker in self._paths.removed.iterdir():
             # Nothing is left that could bring it back.
@@ -135,7 +140,7 @@ class DiskStore(Store):
         if keys_of is not None:
             self.index_prefixes(keys_of)
         try:
-            self._space.make_room(0)
+            self._with_room(0, lambda: None)
         except StoreError as error:
             _log.warning("store: %s", error)
 
@@ -277,12 +282,58 @@ class DiskStore(Store):
 
     def begin_pack(self, n_chunks: int, *, expected_bytes: int = 0) -> DiskPackWriter:
         """See the interface."""
-        with self._lock:
-            self._require_open()
-            self._space.make_room(expected_bytes)
+
+        def begin() -> DiskPackWriter:
             writer = DiskPackWriter(self, self._files, self._space.temporary_path(), n_chunks, expected_bytes)
             self._space.leases[writer] = set()
             return writer
+
+        return self._with_room(expected_bytes, begin)
+
+    def _with_room(self, need_bytes: int, then: Callable[[], T]) -> T:
+        """Make room, and do what needs it before anybody else can take it.
+
+        Only when nothing else helps are packs written anew for it, and not under the lock: others go on meanwhile.
+        """
+        while True:
+            with self._lock:
+                self._require_open()
+                try:
+                    self._space.make_room(need_bytes)
+                except StoreFullError as error:
+                    full = error
+                else:
+                    return then()
+            if not self._compact():
+                raise full
+
+    def _compact(self) -> int:
+        """Write packs anew that are used in part, none of it under the lock but the exchange; returns how many."""
+        done = 0
+        with self._compacting:
+            with self._lock:
+                self._space.begin_round()
+            while True:
+                with self._lock:
+                    self._require_open()
+                    compaction = self._space.next_compaction()
+                if compaction is None:
+                    return done
+                placed = False
+                try:
+                    kept = self._space.copy(compaction)
+                    with self._lock:
+                        self._require_open()
+                        placed = self._space.put_in_place(compaction, kept)
+                except (KvnetError, OSError) as error:
+                    with self._lock:
+                        gone = not self._space.still_wanted(compaction)
+                    if not gone:
+                        _log.warning("store: a pack stays as large as it is: %s", error)
+                finally:
+                    with self._lock:
+                        self._space.end_compaction(compaction, failed=not placed)
+                done += placed
 
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""
@@ -296,10 +347,12 @@ class DiskStore(Store):
         path = self._paths.partial_pack(artifact)
         with self._lock:
             self._require_open()
-            if path in self._resuming:
-                return self.begin_pack(len(entries), expected_bytes=expected_bytes)
-            self._resuming.add(path)
-            self._space.partial.pop(path, None)
+            taken = path in self._resuming
+            if not taken:
+                self._resuming.add(path)
+                self._space.partial.pop(path, None)
+        if taken:
+            return self.begin_pack(len(entries), expected_bytes=expected_bytes)
         try:
             writer = ResumablePackWriter(self, self._files, path, artifact, entries)
         except BaseException:
@@ -309,15 +362,13 @@ class DiskStore(Store):
             raise
         with self._lock:
             self._space.leases[writer] = set()
-            try:
-                self._require_open()
-                left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))
-                self._space.make_room(left_bytes)
-                writer.reserve(left_bytes)
-            except BaseException:
-                writer.abort()
-                raise
-            return writer
+        left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))
+        try:
+            self._with_room(left_bytes, lambda: writer.reserve(left_bytes))
+        except BaseException:
+            writer.abort()
+            raise
+        return writer
 
     def suspended(self, path: Path) -> None:
         """A partial pack stays where it is, to be gone on with."""
@@ -344,8 +395,7 @@ class DiskStore(Store):
         Raises:
             StoreFullError: they cannot.
         """
-        with self._lock:
-            self._space.make_room(need_bytes)
+        self._with_room(need_bytes, lambda: None)
 
     def place(self, writer: DiskPackWriter, draft: PackDraft) -> ArtifactRecord:
         """Give a finished pack its place: rename, then the index. A failure leaves nothing of it."""
@@ -470,15 +520,18 @@ class DiskStore(Store):
     def remove(self, artifact: ArtifactHash) -> int:
         """See the interface."""
         with self._lock:
-            row = self._require_row(artifact)
-            self._space.drop(row)
-            return self._space.collect(compact=True)
+            self._space.drop(self._require_row(artifact))
+            freed = self._space.collect()
+            before = self._index.pack_bytes()
+        self._compact()
+        with self._lock:
+            return freed + max(0, before - self._index.pack_bytes())
 
     def release(self, artifact: ArtifactHash) -> None:
         """See the interface."""
         with self._lock:
             self._space.drop(self._require_row(artifact))
-            self._space.collect(compact=False)
+            self._space.collect()
 
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
@@ -486,15 +539,43 @@ class DiskStore(Store):
             before = self._space.held_bytes()
             removed: list[ArtifactHash] = []
             if everything:
-                for artifact, _ in self._index.unpinned():
-                    self._space.drop(self._require_row(artifact))
-                    self._space.evicted.append(artifact)
-                    removed.append(artifact)
-            self._space.collect(compact=True)
+                removed = [artifact for artifact, _ in self._index.unpinned() if self._space.evict(artifact)]
+            self._space.collect()
             self._space.empty_quarantine()
             self._space.expire_partial(float("inf") if everything else self._now())
+        self._compact()
+        with self._lock:
             removed += self._space.make_room(0)
             return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
+
+    def tidy(self, *, unused_s: float) -> Collected:
+        """See the interface. The lock is held for one artifact, or one pack, at a time."""
+        with self._lock:
+            self._require_open()
+            before = self._space.held_bytes()
+            expired = self._space.unused_since(self._now() - unused_s)
+            self._space.expire_partial(self._now())
+        removed = self._let_go(expired)
+        self._compact()
+        with self._lock:
+            surplus = self._space.surplus(self._now())
+        removed += self._let_go(surplus)
+        with self._lock:
+            return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
+
+    def _let_go(self, victims: Sequence[ArtifactHash]) -> list[ArtifactHash]:
+        removed = []
+        for artifact in victims:
+            with self._lock:
+                self._require_open()
+                # It may have been pinned, used or removed since it was chosen.
+                row = self._index.artifact(artifact)
+                if row is not None and self._now() - row.last_used_s > FRESH_S and self._space.evict(artifact):
+                    self._space.collect()
+                    removed.append(artifact)
+        if removed:
+            _log.info("store: %d artifacts that were not used let go", len(removed))
+        return removed
 
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
@@ -528,7 +609,7 @@ class DiskStore(Store):
         Raises:
             StoreError: the disk failed.
         """
-        with self._lock:
+        with self._compacting, self._lock:
             self._require_open()
             self._index.start_anew()
             self._records.clear()

@@ -2,8 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kvnet.format.hashes import ArtifactHash
+
+HIGH_SHARE: Final = 0.95
+LOW_SHARE: Final = 0.9
+"""Above the first share of the quota, what was not used for longest goes in the background until the second is kept:
+an add then finds room, and need not make it."""
+
+FRESH_S: Final = 60.0
+"""What was used within so many seconds is not let go in the background: somebody is about to use it again."""
 
 
 @dataclass(frozen=True, slots=True)

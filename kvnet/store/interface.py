@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvnet.format.chunks import ChunkEntry
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash, BytesLike, ChunkHash, FingerprintHash, NamespaceId, PrefixKey
 from kvnet.format.manifest import Manifest
 
@@ -201,6 +201,15 @@ class PackWriter(Protocol):
 
         Raises:
             IntegrityError: not the hash that was expected.
+            StoreFullError: it does not fit.
+            StoreError: this chunk is there already, or the disk failed.
+        """
+        ...
+
+    def put_verified(self, chunk: VerifiedChunk) -> None:
+        """Write a chunk that was hashed and compared as it arrived; as :meth:`put`, without hashing it once more.
+
+        Raises:
             StoreFullError: it does not fit.
             StoreError: this chunk is there already, or the disk failed.
         """
@@ -415,6 +424,14 @@ class Store(Protocol):
 
         Args:
             everything: evict all that is not pinned.
+        """
+        ...
+
+    def tidy(self, *, unused_s: float) -> Collected:
+        """What is done now and then while nobody waits: adds go on meanwhile.
+
+        Artifacts that are not pinned and were not used for ``unused_s`` seconds go, packs used in part are written
+        anew, and when the quota is nearly reached, the least recently used go until there is some room again.
         """
         ...
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvnet.errors import IntegrityError, KvnetError, MalformedError, NotInStoreError, StoreError, StoreFullError
-from kvnet.format.chunks import ChunkEntry, encode_pages
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk, encode_pages
 from kvnet.format.container import MAX_STORED_CHUNK_BYTES, ContainerLayout
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -25,7 +25,7 @@ from kvnet.format.hashes import (
     blake3_hash,
     short_text,
 )
-from kvnet.store.eviction import Candidate, choose_victims
+from kvnet.store.eviction import FRESH_S, HIGH_SHARE, LOW_SHARE, Candidate, choose_victims
 from kvnet.store.interface import (
     ArtifactRecord,
     ChunkLocation,
@@ -436,6 +436,28 @@ class MemoryStore(Store):
             removed += self.make_room(0)
             return Collected(tuple(removed), before - self._held_bytes())
 
+    def tidy(self, *, unused_s: float) -> Collected:
+        """See the interface."""
+        with self._lock:
+            before, now_s = self._held_bytes(), self._now()
+            removed = [
+                artifact
+                for artifact, held in self._artifacts.items()
+                if not held.pinned and now_s - held.last_used_s > unused_s
+            ]
+            for artifact in removed:
+                del self._artifacts[artifact]
+            self._sweep()
+            if self._held_bytes() > HIGH_SHARE * self._quota_bytes:
+                victims = self._choose(int(self._held_bytes() - LOW_SHARE * self._quota_bytes) + 1) or []
+                victims = [one for one in victims if now_s - self._artifacts[one].last_used_s > FRESH_S]
+                for artifact in victims:
+                    del self._artifacts[artifact]
+                self._sweep()
+                removed += victims
+            self._evicted += removed
+            return Collected(tuple(removed), before - self._held_bytes())
+
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
         with self._lock:
@@ -535,12 +557,20 @@ class MemoryPackWriter(PackWriter):
         digest = blake3_hash(data)
         if expected_hash is not None and digest != expected_hash:
             raise IntegrityError(f"chunk {index} does not match its hash")
+        self._keep(index, data, digest)
+        return digest
+
+    def put_verified(self, chunk: VerifiedChunk) -> None:
+        """See the interface."""
+        self._require_new(chunk.index, len(chunk.data))
+        self._keep(chunk.index, chunk.data, chunk.hash)
+
+    def _keep(self, index: int, data: BytesLike, digest: ChunkHash) -> None:
         if digest not in self._chunks and not self._store.lease(self, digest):
             self._store.make_room(len(data))
             self._chunks[digest] = bytes(data)
             self._next_offset += len(data)
         self._entries[index] = ChunkEntry(len(data), digest)
-        return digest
 
     def adopt(self, chunks: Iterable[Placed]) -> None:
         """See the interface."""

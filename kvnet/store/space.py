@@ -8,13 +8,14 @@ import itertools
 import logging
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvnet.errors import IntegrityError, KvnetError, StoreFullError
+from kvnet.errors import IntegrityError, StoreFullError
 from kvnet.format.container import Placement, encode_envelope_area, encode_footer, encode_header
 from kvnet.format.hashes import ArtifactHash, ChunkHash, artifact_text, blake3_hash
-from kvnet.store.eviction import Candidate, choose_victims
+from kvnet.store.eviction import FRESH_S, HIGH_SHARE, LOW_SHARE, Candidate, choose_victims
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, Index, PackRow, PlacedChunk
 from kvnet.store.osfile import OsFiles
@@ -29,6 +30,15 @@ INDEX_BASE_BYTES: Final = 64 << 10
 INDEX_BYTES_PER_CHUNK: Final = 640
 """What listing an artifact adds to the index: measured with 60,000 chunks, 270 bytes a chunk in the database and as
 much again in the log beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A pack to be written anew with only some of its chunks, and where."""
+
+    pack: PackRow
+    needed: tuple[PlacedChunk, ...]
+    target: Path
 
 
 class Space:
@@ -56,6 +66,8 @@ class Space:
         self._run = secrets.token_hex(8)
         self._other_bytes = 0
         self.partial: dict[Path, int] = {}
+        self._copying_bytes = 0
+        self._left_as_they_are: set[str] = set()
         self.count_others()
         for path in sorted(paths.partial.glob(f"*{PARTIAL_SUFFIX}")):
             self.count_partial(path)
@@ -77,7 +89,8 @@ class Space:
         index_bytes = sum(path.stat().st_size for path in self._index.files() if path.exists())
         open_bytes = sum(writer.size_bytes for writer in self.leases)
         partial_bytes = sum(self.partial.values())
-        return self._index.pack_bytes() + open_bytes + partial_bytes + index_bytes + self._other_bytes
+        written_bytes = open_bytes + partial_bytes + self._copying_bytes
+        return self._index.pack_bytes() + written_bytes + index_bytes + self._other_bytes
 
     def count_partial(self, path: Path) -> None:
         """A partial pack that nobody fills counts with its journal; one that has gone does not."""
@@ -129,12 +142,14 @@ class Space:
     def make_room(self, need_bytes: int) -> list[ArtifactHash]:
         """Let go of what may go until so many more bytes fit; returns the artifacts that were evicted.
 
+        Nothing is copied for it: whoever adds waits for this.
+
         Raises:
             StoreFullError: they cannot; when that is known beforehand, nothing is evicted.
         """
         if self._lack(need_bytes) <= 0:
             return []
-        self.collect(compact=True)
+        self.collect()
         self._index.checkpoint()
         lack = self._lack(need_bytes)
         if lack <= 0:
@@ -146,17 +161,29 @@ class Space:
             raise self._full(need_bytes)
         self._remove_partials(lack)
         for artifact in victims:
-            row = self._index.artifact(artifact)
-            if row is not None:
-                self.drop(row)
-                self.evicted.append(artifact)
-        self.collect(compact=False)
+            self.evict(artifact)
+        self.collect()
         self._index.checkpoint()
         if victims:
             _log.info("store: %d artifacts evicted to make room", len(victims))
         if self._lack(need_bytes) > 0:
             raise self._full(need_bytes)
         return victims
+
+    def surplus(self, now_s: float) -> list[ArtifactHash]:
+        """Once more than `HIGH_SHARE` of the quota is held: what has to go so that `LOW_SHARE` of it is."""
+        held_bytes = self.held_bytes()
+        if held_bytes <= HIGH_SHARE * self.quota_bytes:
+            return []
+        lack_bytes = int(held_bytes - LOW_SHARE * self.quota_bytes) + 1
+        # When all together would not suffice, what is pinned is the reason, and nothing else pays for it.
+        victims = self._choose(lack_bytes) or []
+        fresh = {artifact for artifact, used_s in self._index.unpinned() if abs(now_s - used_s) < FRESH_S}
+        return [artifact for artifact in victims if artifact not in fresh]
+
+    def unused_since(self, before_s: float) -> list[ArtifactHash]:
+        """Artifacts that may go and were last used before a time, in seconds since 1970."""
+        return [artifact for artifact, used_s in self._index.unpinned() if used_s < before_s]
 
     def _lack(self, need_bytes: int) -> int:
         """How many bytes too many there would be."""
@@ -195,28 +222,39 @@ class Space:
 
     # --- letting go ---------------------------------------------------------------------------------------------------
 
-    def drop(self, row: ArtifactRow) -> None:
-        """List an artifact no longer, durably. Its packs are for :meth:`collect`."""
-        name = artifact_text(row.hash)
+    def drop(self, row: ArtifactRow, *, durable: bool = True) -> None:
+        """List an artifact no longer. Its packs are for :meth:`collect`.
+
+        Args:
+            row: the artifact.
+            durable: wait until the medium has that; needless for what may as well come back when the power fails.
+        """
+        marker = self._paths.removed / artifact_text(row.hash)
         with storage_errors("removing an artifact"):
-            self._files.write_whole(self._paths.removed / name, b"", self.temporary_path())
-            self._files.unlink(self._paths.pins / name)
+            if durable:
+                self._files.write_whole(marker, b"", self.temporary_path())
+            else:
+                self._files.unlink(marker)
+                self._files.close(self._files.create(marker))
+            self._files.unlink(self._paths.pins / marker.name)
         with self._index.transaction():
             self._index.drop_artifact(row.id)
 
-    def collect(self, *, compact: bool) -> int:
-        """Remove packs that no artifact uses; returns the bytes freed.
+    def evict(self, artifact: ArtifactHash) -> bool:
+        """Let go of an artifact that is not pinned; whether it was here."""
+        row = self._index.artifact(artifact)
+        if row is None or row.pinned:
+            return False
+        self.drop(row, durable=False)
+        self.evicted.append(artifact)
+        return True
 
-        Args:
-            compact: also write packs anew that are used in part.
-        """
+    def collect(self) -> int:
+        """Remove packs of which nothing is used; returns the bytes freed."""
         before = self._index.pack_bytes()
         for pack in self._index.orphaned_packs():
-            needed = self._needed(pack)
-            if not needed:
+            if not self._needed(pack):
                 self._remove_pack(pack)
-            elif compact and len(needed) < len(self._index.chunks_of_pack(pack.id)):
-                self._compact(pack, needed)
         return before - self._index.pack_bytes()
 
     def _needed(self, pack: PackRow) -> list[PlacedChunk]:
@@ -239,30 +277,71 @@ class Space:
             if not self._index.packs_of(pack.artifact):
                 self._files.unlink(self._paths.removed / artifact_text(pack.artifact))
 
-    def _compact(self, pack: PackRow, needed: list[PlacedChunk]) -> None:
-        """Write a pack anew under another name: whoever has the old one open goes on reading it."""
+    # --- writing packs anew -------------------------------------------------------------------------------------------
+
+    def next_compaction(self) -> Compaction | None:
+        """A pack that is used in part, to be written anew; its room counts until :meth:`end_compaction`."""
+        for pack in self._index.orphaned_packs():
+            needed = self._needed(pack)
+            if pack.name in self._left_as_they_are or not needed:
+                continue
+            if len(needed) < len(self._index.chunks_of_pack(pack.id)):
+                self._copying_bytes = sum(chunk.length_bytes for chunk in needed)
+                return Compaction(pack, tuple(needed), self.temporary_path())
+        return None
+
+    def copy(self, compaction: Compaction) -> list[PlacedChunk]:
+        """Write the new pack; what takes long, and needs no lock: nothing of the old one changes meanwhile.
+
+        Raises:
+            KvnetError: it cannot be read, or not be written.
+            OSError: the same.
+        """
+        old = self._paths.pack(compaction.pack.name)
+        return self._copy(old, compaction.target, read_pack(self._files, old), compaction.needed)
+
+    def put_in_place(self, compaction: Compaction, kept: list[PlacedChunk]) -> bool:
+        """Use the new pack instead, under another name: whoever has the old one open goes on reading it.
+
+        Returns:
+            False when it is of no use, because something else of the old pack has come to be used meanwhile.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        pack = compaction.pack
+        if not self.still_wanted(compaction):
+            return False
+        copied = {chunk.hash for chunk in compaction.needed}
+        if any(chunk.hash not in copied for chunk in self._needed(pack)):
+            return False
         old = self._paths.pack(pack.name)
-        temporary = self.temporary_path()
-        try:
-            contents = read_pack(self._files, old)
-            kept = self._copy(old, temporary, contents, needed)
-            name = self.free_name(pack.artifact)
-            with storage_errors("compacting a pack"):
-                self._files.rename(temporary, self._paths.pack(name))
-                self._files.sync_directory(old.parent)
-                found = self._paths.pack(name).lstat()
-        except (KvnetError, OSError) as error:
-            _log.warning("store: a pack stays as large as it is: %s", error)
-            temporary.unlink(missing_ok=True)
-            return
+        name = self.free_name(pack.artifact)
+        self._files.rename(compaction.target, self._paths.pack(name))
+        self._files.sync_directory(old.parent)
+        found = self._paths.pack(name).lstat()
         with self._index.transaction():
             users = self._index.users_of_pack(pack.id)
             self._index.drop_pack(pack.id)
             self._index.add_pack(name, pack.artifact, found.st_size, found.st_mtime_ns, kept)
             self._index.refresh(users)
-        with storage_errors("removing a pack"):
-            self._files.unlink(old)
-            self._files.sync_directory(old.parent)
+        self._files.unlink(old)
+        return True
+
+    def still_wanted(self, compaction: Compaction) -> bool:
+        """Whether the pack is there and to be written anew; others may have let go of the rest of it meanwhile."""
+        return compaction.pack in self._index.orphaned_packs()
+
+    def end_compaction(self, compaction: Compaction, *, failed: bool) -> None:
+        """Done with it; a pack that could not be written anew is left as it is by further ones of the same round."""
+        self._copying_bytes = 0
+        compaction.target.unlink(missing_ok=True)
+        if failed:
+            self._left_as_they_are.add(compaction.pack.name)
+
+    def begin_round(self) -> None:
+        """Try again what could not be written anew before."""
+        self._left_as_they_are.clear()
 
     def _copy(
         self, source: Path, target: Path, contents: PackContents, needed: Iterable[PlacedChunk]

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ import trio
 
 import kvnet
 from kvnet.engine.client import open_engine
+from kvnet.errors import KvnetError
 from kvnet.exchange.completion import Completer, ask_peers
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
+TIDY_S = 60.0
+"""Seconds from one look at what of the store may go to the next."""
 SHORT_LIVED_LISTEN = ("127.0.0.1:0",)
 """A verb's own network is there to ask, not to be asked; dialling out does not need more."""
 
@@ -69,6 +73,7 @@ class Services:
         store: artifacts; call it through ``lane``.
         names: named contexts; call it through ``lane``.
         lane: where blocking store work runs, one piece at a time.
+        background: the same for what takes long and nobody waits for.
         engines: engine processes, started at first use.
         speeds: what this machine was measured to do with each model.
         savings: the ledger of what reuse has spared.
@@ -89,6 +94,7 @@ class Services:
         self.store = store
         self.names = NameBook(settings.paths.names_dir)
         self.lane = ThreadLane()
+        self.background = ThreadLane()
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
         self.speeds = Speeds(settings.paths.speeds_file, settings.paths.calibrations_file)
         self.savings = Savings(settings.paths.savings_file)
@@ -181,6 +187,19 @@ class Services:
 
         await self.scrubber().run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
 
+    async def tidy_now_and_then(self) -> None:
+        """Let go of what nobody uses, at start and from then on; until cancelled. No lookup waits for it."""
+        unused_s = self.config.keep_days * 24 * 3600.0
+        while True:
+            try:
+                await self.background.run(partial(self.store.tidy, unused_s=unused_s))
+            except KvnetError as error:
+                _log.warning("store not tidied", reason=str(error))
+            if self.node is not None:
+                for artifact in self.store.take_evicted():
+                    self.node.removed(artifact)
+            await trio.sleep(TIDY_S)
+
     def counters(self) -> dict[str, int]:
         """What this node has counted since it started."""
         if self.node is None:
@@ -244,6 +263,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 services.keeper, services.front = _front(services, services.node)
                 await nursery.start(services.keeper.run)
                 nursery.start_soon(services.scrub_now_and_then)
+                nursery.start_soon(services.tidy_now_and_then)
         try:
             yield services
         finally:

@@ -1,0 +1,255 @@
+"""Tidying and removing while others add, read, pin and evict: at any point in between, nothing that counts is lost.
+
+A thread that is in the middle of tidying holds the store's lock only now and then. At one of the places where it does
+not, another thread's whole operation is run: whatever that is, the store must agree with its model.
+"""
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvnet.errors import NotInStoreError, StoreFullError
+from kvnet.format.hashes import ArtifactHash, BytesLike
+from kvnet.store.disk import DiskStore
+from kvnet.store.interface import PackWriter
+from kvnet.store.osfile import OsFiles
+from tests.unit.store.samples import Sample, check_whole, publish, sample
+
+STEPS = 25
+"""Interleavings of each seed."""
+
+# They share the first one to four blocks with each other, or nothing.
+ARTIFACTS = [
+    sample([*range(shared), *range(start, start + 300)])
+    for shared in (0, 256, 512, 1024)
+    for start in range(10_000, 50_000, 10_000)
+]
+LARGEST_BYTES = max(artifact.size_bytes for artifact in ARTIFACTS)
+
+
+class NoWaiting(OsFiles):
+    """The real operations, but for the waits for the medium; what reads or writes without the lock says so."""
+
+    def __init__(self) -> None:
+        self.unlocked: Callable[[], None] = lambda: None
+
+    def write(self, handle: int, data: BytesLike, offset: int) -> None:
+        self.unlocked()
+        super().write(handle, data, offset)
+
+    def read(self, handle: int, length_bytes: int, offset: int) -> bytes:
+        self.unlocked()
+        return super().read(handle, length_bytes, offset)
+
+    def sync(self, handle: int) -> None:
+        self.unlocked()
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Watched:
+    """A lock that says when it was let go of altogether."""
+
+    def __init__(self, released: Callable[[], None]) -> None:
+        self.depth = 0
+        self._released = released
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._released()
+
+
+class Busy:
+    """A lock that another thread has for as long as it is inside: the one in between does not get it."""
+
+    def __init__(self) -> None:
+        self.between = False
+
+    def __enter__(self) -> None:
+        if self.between:
+            raise StoreFullError("packs are being written anew")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Interleaved:
+    """A store, what it must hold, and what two threads may do with it."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.files = NoWaiting()
+        self.now_s = 1_800_000_000.0
+        # Some stores have room for everything, some are always nearly full.
+        self.quota_bytes = self.random.choice([1 << 30, LARGEST_BYTES * 8 + 200_000])
+        self.store = DiskStore.open(
+            folder / "store",
+            quota_bytes=self.quota_bytes,
+            min_free_bytes=0,
+            files=self.files,
+            now=lambda: self.now_s,
+        )
+        self.lock, self.compacting = Watched(self.unlocked), Busy()
+        self.store._lock, self.store._compacting = self.lock, self.compacting  # type: ignore[assignment]
+        self.files.unlocked = self.unlocked
+        self.left = -1
+        self.pinned: set[ArtifactHash] = set()
+        self.fresh: set[ArtifactHash] = set()
+        self.open: list[tuple[PackWriter, Sample, list[int]]] = []
+        self.ran = 0
+
+    def one(self) -> Sample:
+        return self.random.choice(ARTIFACTS)
+
+    def add(self) -> None:
+        artifact = self.one()
+        pinned = self.random.random() < 0.2 and len(self.pinned) < 3
+        try:
+            publish(self.store, artifact, pinned=pinned)
+        except StoreFullError:
+            return
+        if pinned:
+            self.pinned.add(artifact.hash)
+        # Room for it may have been made from what was new before.
+        self.fresh = {artifact.hash} | {one for one in self.fresh if self.store.get(one) is not None}
+        check_whole(self.store, artifact)
+
+    def begin(self) -> None:
+        """Refer to chunks that are held, and finish later."""
+        artifact = self.one()
+        held = [index for index, entry in enumerate(artifact.entries) if self.store.has_chunk(entry.hash)]
+        try:
+            writer = self.store.begin_pack(len(artifact.chunks))
+        except StoreFullError:
+            return
+        for index in held:
+            writer.reference(index, artifact.entries[index])
+        self.open.append((writer, artifact, held))
+
+    def finish(self) -> None:
+        if not self.open:
+            return
+        writer, artifact, held = self.open.pop()
+        try:
+            for index in set(range(len(artifact.chunks))) - set(held):
+                writer.put(index, artifact.chunks[index])
+            writer.publish(artifact.envelope, keys=artifact.keys, pinned=False)
+        except StoreFullError:
+            writer.abort()
+            return
+        self.fresh = {artifact.hash} | {one for one in self.fresh if self.store.get(one) is not None}
+        check_whole(self.store, artifact)
+
+    def pin(self) -> None:
+        for record in self.store.artifacts():
+            if len(self.pinned) < 3:
+                self.store.pin(record.hash)
+                self.pinned.add(record.hash)
+                return
+
+    def unpin(self) -> None:
+        if self.pinned:
+            self.store.unpin(self.pinned.pop())
+
+    def use(self) -> None:
+        for record in self.store.artifacts()[:1]:
+            self.store.touch(record.hash)
+            self.fresh.add(record.hash)
+            assert len(self.store.tokens_of(record.hash)) == record.manifest.n_tokens
+
+    def let_go(self) -> None:
+        records = [record for record in self.store.artifacts() if not record.pinned]
+        if records:
+            gone = self.random.choice(records).hash
+            self.store.release(gone)
+            self.fresh.discard(gone)
+
+    def unlocked(self) -> None:
+        """The thread of the long operation has no lock now: it may be another one's turn."""
+        if self.lock.depth or self.left < 0:
+            return
+        self.left -= 1
+        if self.left < 0:
+            self.ran += 1
+            self.compacting.between = True
+            self.random.choice([self.add, self.begin, self.finish, self.pin, self.unpin, self.use, self.let_go])()
+            self.compacting.between = False
+
+    def step(self) -> None:
+        """One long operation, and somewhere in the middle of it another thread's."""
+        for _ in range(self.random.randint(1, 3)):
+            self.random.choice([self.add, self.add, self.let_go, self.finish])()
+        self.now_s += 1
+        self.left = self.random.randint(0, 8)
+        self.random.choice([self.tidy, self.tidy, self.collect, self.remove])()
+        self.left = -1
+        self.check()
+
+    def tidy(self) -> None:
+        self.now_s += 61
+        self.fresh = set()
+        self.store.tidy(unused_s=self.random.choice([200.0, 1e9]))
+
+    def collect(self) -> None:
+        self.store.collect_garbage()
+
+    def remove(self) -> None:
+        records = [record for record in self.store.artifacts() if not record.pinned]
+        if records:
+            gone = self.random.choice(records).hash
+            # Whoever pinned or used it a moment ago does not keep its owner from removing it.
+            self.fresh.discard(gone)
+            self.pinned.discard(gone)
+            with suppress(NotInStoreError):
+                self.store.remove(gone)
+
+    def check(self) -> None:
+        by_hash = {artifact.hash: artifact for artifact in ARTIFACTS}
+        for wanted in self.pinned | self.fresh:
+            check_whole(self.store, by_hash[wanted])
+        for _, artifact, held in self.open:
+            for index in held:
+                assert self.store.read_chunk(artifact.entries[index].hash) == artifact.chunks[index]
+        for record in self.store.artifacts():
+            assert record.complete
+        # Notes of uses and pins lie in the index's log until somebody needs the room.
+        self.store._index.checkpoint()
+        assert self.store.usage().held_bytes <= self.quota_bytes + LARGEST_BYTES
+
+
+def run(folder: Path, seed: int) -> int:
+    """How many operations came in between."""
+    world = Interleaved(folder, seed)
+    for _ in range(STEPS):
+        world.step()
+    while world.open:
+        world.finish()
+    world.store.tidy(unused_s=1e9)
+    world.check()
+    assert not list((folder / "store" / "tmp").iterdir())
+    world.store.close()
+    # The files alone say the same.
+    again = DiskStore.open(folder / "store", quota_bytes=1 << 30, min_free_bytes=0)
+    assert again.problems == ()
+    for artifact in ARTIFACTS:
+        if artifact.hash in world.pinned:
+            check_whole(again, artifact)
+    again.close()
+    return world.ran
+
+
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 4_040), marks=pytest.mark.nightly)], ids=str)
+def test_whatever_happens_while_the_store_is_tidied_nothing_pinned_leased_or_new_is_lost(
+    tmp_path: Path, seeds: range
+) -> None:
+    ran = sum(run(tmp_path / str(seed), seed) for seed in seeds)
+    # Otherwise this would show nothing.
+    assert ran > len(seeds) * STEPS / 2
