@@ -26,8 +26,8 @@ from kvnet.protocol.cost import (
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.scoring import PeerScores
 
-LEAST_STORED_SHARE = 0.5
-"""No codec stores K/V in less than this share of its bytes; what a claim costs at least, before its size is known."""
+LEAST_STORED_SHARE = 0.25
+"""No codec stores K/V in less than this share of its bytes; what a prefix costs at least, before its size is known."""
 
 LOOKUP_ROUND_TRIPS = 4
 """Round trips before the first chunk is asked for: the lookup, the manifest, the chunk list and the token ids."""

@@ -298,12 +298,26 @@ def _rest_s(machine: Machine, n_prompt: int, underway: Underway, n_tokens: int, 
     return arriving_s + machine.restore_s(raw_bytes) + machine.prefill.seconds(n_tokens, n_prompt)
 
 
-def break_even_bytes_s(machine: Machine, stored_bytes_per_token: float, position: int) -> float:
+def break_even_bytes_s(
+    machine: Machine,
+    stored_bytes_per_token: float,
+    position: int,
+    *,
+    raw_bytes_per_token: int = 0,
+    decode_bytes_s: float = math.inf,
+) -> float:
     """The link rate from which fetching a token at a position is sooner than computing it.
 
     Args:
         machine: what it can do.
         stored_bytes_per_token: K/V bytes of a token as they travel.
         position: where in the prompt.
+        raw_bytes_per_token: K/V bytes of a token as they are decoded and restored; 0 to leave that out.
+        decode_bytes_s: raw bytes decoded per second.
+
+    Returns:
+        Bytes per second; infinite where decoding and restoring a token take longer than computing it.
     """
-    return stored_bytes_per_token * machine.prefill.tokens_s(position)
+    left_s = 1.0 / machine.prefill.tokens_s(position)
+    left_s -= raw_bytes_per_token / machine.restore_bytes_s + raw_bytes_per_token / decode_bytes_s
+    return stored_bytes_per_token / left_s if left_s > 0 else math.inf

@@ -106,7 +106,10 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "bench",
         "Measure this machine, each way beside the others.",
-        (("ttft", "bench:ttft", "Measure the time to first token: cold, from disk, from a peer, and mlx-lm alone."),),
+        (
+            ("ttft", "bench:ttft", "Measure the time to first token: cold, from disk, from a peer, and mlx-lm alone."),
+            ("calibrate", "bench:calibrate", "Measure what fetching is weighed against: prefill, restore, decode."),
+        ),
     ),
     ("config", "Settings.", (("show", "config:show", "Show every setting and where it came from."),)),
 )

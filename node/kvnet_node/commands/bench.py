@@ -1,13 +1,15 @@
-"""``kvnet bench ttft``: time to first token, each way beside mlx-lm alone."""
+"""``kvnet bench``: time to first token, each way beside mlx-lm alone; and what fetching is weighed against."""
 
+import datetime as dt
 import sys
 from pathlib import Path
 from typing import Any
 
 from kvnet.errors import UsageError
 from kvnet_node.benchmarking import FAST_LENGTHS, ROUNDS, ROWS, SLOW_LENGTHS, Measured
-from kvnet_node.invocation import Context, Invocation, positive
-from kvnet_node.output import columns, format_count, format_counted, format_seconds
+from kvnet_node.invocation import Context, Invocation, chosen_model, positive
+from kvnet_node.operations.requests import CalibrateRequest, CalibrateResult
+from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds, pairs
 
 MIN_PREFIX_TOKENS = 256
 """Peers are asked for whole blocks."""
@@ -99,3 +101,56 @@ def render(measured: Measured) -> str:
         "texts: " + ("all the same" if measured.same_text else "DIFFERENT"),
     ]
     return "\n".join(lines)
+
+
+def calibrate(*, model: str | None = None, context: Context) -> None:
+    """Measure what fetching is weighed against: prefill speed by position, restoring, and decoding of each codec.
+
+    It takes some seconds, in which the model should have nothing else to do. What is found is kept in the data
+    directory; from then on requests for this model fetch only what comes sooner than it is computed.
+
+    Args:
+        model: name or folder of the model; by default model.default, else the only shareable one.
+    """
+    result = context.run("bench calibrate", CalibrateRequest(chosen_model(context, model)), CalibrateResult)
+    context.output.result(result, render_calibration)
+
+
+def render_calibration(found: CalibrateResult) -> str:
+    """What was measured, and the link rate that each position takes."""
+    date = dt.datetime.fromtimestamp(found.measured).astimezone().isoformat(sep=" ", timespec="minutes")
+    head = pairs(
+        [
+            ("model", f"{found.model}, {format_bytes(found.kv_bytes_per_token)} of K/V a token"),
+            ("device", f"{found.device} ({found.versions})"),
+            ("measured", f"{date}, in {format_seconds(found.seconds)}"),
+            ("restore", f"{_rate(found.restore_bytes_s)}, and {format_seconds(found.restore_fixed_s)} each time"),
+        ]
+    )
+    prefill = columns(
+        [(format_count(point.position), f"{point.tokens_s:,.0f}") for point in found.prefill],
+        ("AT TOKEN", "PREFILL TOKENS/S"),
+    )
+    codecs = columns(
+        [
+            (
+                each.codec,
+                f"{each.stored_share:.2f}",
+                _rate(each.decode_bytes_s) if each.decode_bytes_s else "nothing to do",
+            )
+            for each in found.codecs
+        ],
+        ("CODEC", "STORED/RAW", "DECODES"),
+    )
+    needed = columns(
+        [
+            (format_count(each.position), each.codec, _rate(each.bytes_s) if each.bytes_s else "none is fast enough")
+            for each in found.break_even
+        ],
+        ("AT TOKEN", "CODEC", "FETCHING PAYS FROM"),
+    )
+    return f"{head}\n\n{prefill}\n\n{codecs}\n\n{needed}"
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{format_bytes(int(bytes_s))}/s"

@@ -85,6 +85,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),
         Operation("peers", r.PeersRequest, r.PeersResult, "node:peers", needs_network=True),
         Operation("savings", r.SavingsRequest, r.SavingsResult, "savings:savings"),
+        Operation("bench calibrate", r.CalibrateRequest, r.CalibrateResult, "calibrating:calibrate", needs_engine=True),
         Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest", needs_engine=True),
     )
 }

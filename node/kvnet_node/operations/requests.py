@@ -780,10 +780,20 @@ class WritesEntry(msgspec.Struct, frozen=True):
     named_bytes: int
 
 
+class LiveEntry(msgspec.Struct, frozen=True):
+    """Conversations a loaded model keeps in memory: how many, their bytes, and how many bytes there may be."""
+
+    model: str
+    n_caches: int
+    size_bytes: int
+    cap_bytes: int
+
+
 class StatusResult(Result, frozen=True, tag="status"):
     """How the node is.
 
     Attributes:
+        live: what the loaded models keep in memory between requests; a model too busy to say is left out.
         running: a node process serves this data directory.
         writes: what may be written to its disk, and was written today.
         endpoint: URLs of the HTTP endpoint, each before ``/v1``.
@@ -811,6 +821,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     reuse_verified: list[str] = []
     counters: dict[str, int] = {}
     writes: WritesEntry | None = None
+    live: list[LiveEntry] = []
 
 
 class StopRequest(Request, frozen=True):
@@ -867,6 +878,63 @@ class SelftestResult(Result, frozen=True, tag="selftest"):
     restored_ttft_s: float
     prefix_tokens: int
     report: dict[str, Any] = {}
+
+
+class CalibrateRequest(Request, frozen=True):
+    """Measure what this machine does with one model."""
+
+    model: str | None = None
+
+
+class PrefillPoint(msgspec.Struct, frozen=True):
+    """At ``position`` tokens, prefill runs at ``tokens_s`` tokens a second."""
+
+    position: int
+    tokens_s: float
+
+
+class CodecSpeed(msgspec.Struct, frozen=True):
+    """One codec here: stored bytes by raw bytes, and raw bytes decoded per second; None when it needs no decoding."""
+
+    codec: str
+    stored_share: float
+    decode_bytes_s: float | None
+
+
+class BreakEven(msgspec.Struct, frozen=True):
+    """From which link rate fetching a token at ``position`` is sooner than computing it; None when from none."""
+
+    position: int
+    codec: str
+    bytes_s: float | None
+
+
+class CalibrateResult(Result, frozen=True, tag="bench calibrate"):
+    """What was measured, and what it says of links.
+
+    Attributes:
+        model: its name.
+        device, versions: of what computed.
+        measured: seconds since 1970.
+        prefill: speed by position.
+        restore_bytes_s, restore_fixed_s: raw K/V bytes restored per second, and seconds of any restore.
+        codecs: each codec.
+        kv_bytes_per_token: raw bytes.
+        break_even: the link rate needed, by position and codec.
+        seconds: the measuring took.
+    """
+
+    model: str
+    device: str
+    versions: str
+    measured: int
+    prefill: list[PrefillPoint]
+    restore_bytes_s: float
+    restore_fixed_s: float
+    codecs: list[CodecSpeed]
+    kv_bytes_per_token: int
+    break_even: list[BreakEven]
+    seconds: float
 
 
 # --- Other programs ------------------------------------------------------------------------------------------------
