@@ -374,9 +374,12 @@ def _last_part(entry: ModelEntry) -> str:
 
 
 def _by_path(text: str, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
-    path = Path(text).expanduser()
-    if not path.is_dir():
-        return []
+    try:
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            return []
+    except (OSError, ValueError, RuntimeError):
+        return []  # too long, or the home of somebody unknown: no path at all
     real = _real(path)
     for entry in entries:
         if _real(entry.path) == real:

@@ -161,6 +161,17 @@ async def test_an_answer_of_a_json_schema_is_valid(engine: EngineClient) -> None
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such type"}}}}, "schema"),
         ({"response_format": {"type": "xml"}}, "expected a type of text, json_object or json_schema"),
         ({"tools": "all"}, "tools"),
+        ({"top_k": True, "temperature": 1.0}, "top_k must be a number"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs must be a number"),
+        ({"temperature": 1e308, "top_k": 5}, "temperature must be from 0 to 1,000"),
+        ({"temperature": 5e-324}, "temperature must be 0 or at least"),
+        ({"presence_penalty": 2**64}, "presence_penalty must be from"),
+        ({"frequency_penalty": -(2**70)}, "frequency_penalty must be from"),
+        ({"repetition_penalty": 2**63}, "repetition_penalty must be from"),
+        ({"repetition_penalty": 1.5, "repetition_context_size": 2**64}, "repetition_context_size must be from"),
+        ({"logit_bias": {"5": None}}, "logit_bias: expected numbers"),
+        ({"logit_bias": {"5": [1]}}, "logit_bias: expected numbers"),
+        ({"logit_bias": {"5": 1e308}}, "logit_bias: expected numbers"),
     ],
 )
 async def test_what_is_not_supported_is_a_400_that_names_it(

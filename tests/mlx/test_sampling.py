@@ -12,7 +12,7 @@ runtime.import_mlx_lm()
 import mlx.core as mx  # noqa: E402
 from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
-from kvnet.engine.mlx.sampling import SeededSampler  # noqa: E402
+from kvnet.engine.mlx import sampling  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 
@@ -36,9 +36,23 @@ def test_a_seed_draws_what_mlx_lm_draws_whatever_others_draw_between(asked: dict
         theirs = make_sampler(asked["temperature"], **options, xtc_special_tokens=[5, 6])
         mx.random.seed(seed)
         expected = [theirs(each).item() for each in logits]
-        ours = SeededSampler(SimpleNamespace(**asked), seed, [5, 6])
+        ours = sampling.SeededSampler(SimpleNamespace(**asked), seed, [5, 6])
         drawn = []
         for each in logits:
             drawn.append(ours(each).item())
             mx.eval(mx.random.uniform(shape=(3,)))
         assert drawn == expected
+
+
+def test_a_sampler_that_fails_leaves_the_random_state_to_others() -> None:
+    tokenizer = SimpleNamespace(encode=lambda _: [5], eos_token_ids=[2])
+
+    def sampler(**asked: Any) -> Any:
+        return sampling.make_sampler(
+            SimpleNamespace(sampling=SimpleNamespace(**{**PLAIN, **asked}), seed=None), tokenizer
+        )
+
+    logits = mx.random.normal((1, 300), key=mx.random.key(1))
+    with pytest.raises(ValueError, match="top_k"):
+        sampler(top_k=0.5)(logits)
+    assert 0 <= sampler()(logits).item() < 300

@@ -146,6 +146,7 @@ class Handler(APIHandler):
 
     def validate_model_parameters(self) -> None:
         """mlx-lm's checks, then those of what it does not know or would choke on later."""
+        parameters.check_types(self.body)
         super().validate_model_parameters()
         parameters.check(self.body, vocabulary_size=self._vocabulary_size)
         self._responses.grammar = self._grammar_of(self.body.get("response_format"))

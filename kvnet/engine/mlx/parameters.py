@@ -12,6 +12,22 @@ from typing import Any
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1000
 
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 1000),
+    "presence_penalty": (-1000, 1000),
+    "frequency_penalty": (-1000, 1000),
+    "repetition_penalty": (0, 1000),
+    "top_k": (0, 2**31 - 1),
+    "repetition_context_size": (0, 2**31 - 1),
+    "presence_context_size": (0, 2**31 - 1),
+    "frequency_context_size": (0, 2**31 - 1),
+}
+"""What MLX computes with: beyond it 32-bit numbers overflow, and infinities times zero choose any token at all."""
+SMALLEST = 1e-6
+"""Of what logits are divided by, where it is not 0."""
+MAX_BIAS = 1e9
+"""Far beyond any logit, and finite in 32 bits also when several are added."""
+
 
 def now() -> int:
     """Seconds since 1970, for ``created``."""
@@ -103,9 +119,7 @@ def check(body: dict[str, Any], *, vocabulary_size: int) -> None:
         ValueError: names the parameter, what was expected and what was found.
     """
     _check_stop(body.get("stop"))
-    for name in ("repetition_penalty",):
-        if body.get(name, 0) < 0:
-            raise ValueError(f"{name} must be at least 0")
+    _check_numbers(body)
     for token in body.get("logit_bias") or {}:
         if not 0 <= int(token) < vocabulary_size:
             raise ValueError(f"logit_bias: token ids are below {vocabulary_size:,}, found {int(token)}")
@@ -117,6 +131,31 @@ def check(body: dict[str, Any], *, vocabulary_size: int) -> None:
         forced = body.get("tool_choice") not in (None, "auto", "none")
         if kind != "text" and not forced:
             raise ValueError("response_format together with tools is not supported: a tool call is not that JSON")
+
+
+def check_types(body: dict[str, Any]) -> None:
+    """Checks what mlx-lm's own checks choke on, before them.
+
+    Raises:
+        ValueError: names the parameter, what was expected and what was found.
+    """
+    for name in (*RANGES, "max_tokens", "top_p", "min_p", "xtc_probability", "xtc_threshold", "seed", "top_logprobs"):
+        if isinstance(body.get(name), bool):
+            # To Python it is a number; to MLX it is none.
+            raise ValueError(f"{name} must be a number, found {str(body[name]).lower()}")  # noqa: TRY004 - mlx-lm's
+    biases = body.get("logit_bias")
+    for value in biases.values() if isinstance(biases, dict) else ():
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MAX_BIAS:
+            raise ValueError(f"logit_bias: expected numbers from {-MAX_BIAS:,.0f} to {MAX_BIAS:,.0f}")
+
+
+def _check_numbers(body: dict[str, Any]) -> None:
+    for name, (lowest, highest) in RANGES.items():
+        if not lowest <= body.get(name, lowest) <= highest:
+            raise ValueError(f"{name} must be from {lowest:,} to {highest:,}")
+    for name in ("temperature", "repetition_penalty"):
+        if 0 < body.get(name, 0) < SMALLEST:
+            raise ValueError(f"{name} must be 0 or at least {SMALLEST}")
 
 
 def _check_stop(stop: Any) -> None:

@@ -12,7 +12,8 @@ from kvnet.engine.interface import Boundary, JsonObject, PreparedPrompt, PromptK
 from kvnet.engine.mlx.boundaries import Conversation, Tokenized, boundaries_of, plain_boundaries
 from kvnet.engine.mlx.parameters import parse_body
 from kvnet.engine.mlx.text import PromptText
-from kvnet.errors import EngineError, PromptError
+from kvnet.errors import EngineError, PromptError, WindowError
+from kvnet.format.limits import MAX_TOKENS
 
 
 class Preparer:
@@ -34,6 +35,7 @@ class Preparer:
 
         Raises:
             PromptError: says what was expected and found.
+            WindowError: the prompt is longer than any window, and than what crosses to the node.
         """
         try:
             body = parse_body(request.body)
@@ -44,6 +46,11 @@ class Preparer:
             boundaries, stable = plain_boundaries(tokens, joins=joins)
         else:
             tokens, boundaries, stable = self._conversation(body, request.template_inputs, request.marks)
+        if len(tokens) > MAX_TOKENS:
+            raise WindowError(
+                f"no model's window is beyond {MAX_TOKENS:,} tokens; the prompt has {len(tokens):,}",
+                hint="shorten the prompt",
+            )
         return PreparedPrompt(tuple(tokens), boundaries, stable, min(self._live_tokens(tokens), len(tokens) - 1))
 
     def _plain(self, prompt: Any) -> tuple[list[int], bool]:

@@ -5,6 +5,7 @@ draws from a key of its own, split as mlx-lm's random state splits its key: the 
 batch, and other requests neither disturb it nor are disturbed.
 """
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,15 @@ class _Sampler:
         self._sample: Sample | None = None
 
     def __call__(self, logprobs: mx.array) -> mx.array:
+        try:
+            return self._drawn(logprobs)
+        except BaseException:
+            # A failure inside a function that mlx-lm compiles leaves a tracer as the random state of this thread, and
+            # every later draw of every request would fail with it.
+            mx.random.seed(secrets.randbits(64))
+            raise
+
+    def _drawn(self, logprobs: mx.array) -> mx.array:
         if self._sample is None:
             asked = self._arguments
             if asked.sampling.top_k >= logprobs.shape[-1]:

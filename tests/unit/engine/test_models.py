@@ -270,6 +270,12 @@ def test_without_a_name_the_default_or_the_only_shareable_model_is_taken(entries
         choose_model(None, None, entries[3:])
 
 
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "/" + "a/" * 5000, "~nobody-by-this-name/x", "a\0b", "\ud800"])
+def test_what_can_be_no_path_is_an_unknown_model(entries: list[ModelEntry], text: str) -> None:
+    with pytest.raises(UnknownModelError):
+        resolve_model(text, entries)
+
+
 def test_size_takes_a_name_a_folder_or_a_config_file(entries: list[ModelEntry], tmp_path: Path) -> None:
     assert find_config("SmolLM2", entries) == ("mlx-community/SmolLM2", LLAMA)
     assert find_config(str(tmp_path / "plain"), []) == ("plain", LLAMA)
