@@ -108,6 +108,7 @@ async def open_engine(
     digest_cache: Path | None = None,
     work_dir: Path,
     memory_budget_bytes: int | None = None,
+    live_bytes: int | None = None,
     verify: bool = False,
 ) -> AsyncIterator["EngineClient"]:
     """Starts an engine process for a model folder and waits until it is loaded.
@@ -118,12 +119,13 @@ async def open_engine(
         work_dir: private folder for what libraries want to write.
         memory_budget_bytes: for weights and K/V together; ``None`` takes the device's recommended working set, or 80 %
             of the RAM.
+        live_bytes: most K/V kept in RAM between requests; 0 keeps none, ``None`` takes a quarter of what weights leave.
         verify: hash the weights again even if they are remembered.
 
     Raises:
         EngineError: the model cannot be loaded.
     """
-    options = _options(digest_cache, memory_budget_bytes, verify)
+    options = _options(digest_cache, memory_budget_bytes, live_bytes, verify)
     async with _plain_nursery() as nursery:
         engine = EngineClient(nursery, model_path, work_dir, options)
         try:
@@ -135,12 +137,16 @@ async def open_engine(
             nursery.cancel_scope.cancel()
 
 
-def _options(digest_cache: Path | None, memory_budget_bytes: int | None, verify: bool) -> list[str]:
+def _options(
+    digest_cache: Path | None, memory_budget_bytes: int | None, live_bytes: int | None, verify: bool
+) -> list[str]:
     options: list[str] = []
     if digest_cache is not None:
         options += ["--digest-cache", str(digest_cache)]
     if memory_budget_bytes is not None:
         options += ["--memory-budget-bytes", str(memory_budget_bytes)]
+    if live_bytes is not None:
+        options += ["--live-bytes", str(live_bytes)]
     return [*options, "--verify"] if verify else options
 
 
@@ -483,7 +489,7 @@ class EngineClient(Engine):
     async def live(self) -> LiveCaches:
         """See ``Engine.live``."""
         answer = _expected(await self._answer(LiveCall(next(self._ids))), LiveEvent)
-        return LiveCaches(answer.n_caches, answer.size_bytes)
+        return LiveCaches(answer.n_caches, answer.size_bytes, answer.cap_bytes)
 
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""

@@ -300,10 +300,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LiveCaches:
-    """The live caches of an engine: how many, and how many bytes of K/V."""
+    """The live caches of an engine: how many, how many bytes of K/V, and how many there may be."""
 
     n_caches: int
     size_bytes: int
+    cap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +491,13 @@ class OpenEngine(Protocol):
     """Opens engines: the real one in its own process, or the toy one."""
 
     def __call__(
-        self, model_path: Path, *, digest_cache: Path, work_dir: Path, memory_budget_bytes: int | None = None
+        self,
+        model_path: Path,
+        *,
+        digest_cache: Path,
+        work_dir: Path,
+        memory_budget_bytes: int | None = None,
+        live_bytes: int | None = None,
     ) -> AbstractAsyncContextManager[Engine]:
         """An engine for the model in ``model_path``, loaded when the context is entered."""
         ...

@@ -43,6 +43,7 @@ from kvnet.engine.interface import (
     TextDelta,
     WrittenChunk,
 )
+from kvnet.engine.tiles import decode_tile, encode_tile
 from kvnet.errors import (
     CompatibilityError,
     EngineError,
@@ -52,7 +53,6 @@ from kvnet.errors import (
     WindowError,
 )
 from kvnet.format.chunks import ChunkKind, ChunkPlan, ChunkSpec, layer_groups
-from kvnet.format.codecs import decode_chunk, encode_chunk
 from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.manifest import decode_manifest
@@ -88,12 +88,14 @@ async def open_toy_engine(
     digest_cache: Path | None = None,
     work_dir: Path | None = None,
     memory_budget_bytes: int | None = None,
+    live_bytes: int | None = None,
     costs: ToyCosts | None = None,
     window_tokens: int = 1 << 20,
 ) -> AsyncIterator["ToyEngine"]:
     """A toy engine; ``model_path`` need not exist, its name alone is the model's identity."""
     del digest_cache, work_dir
-    engine = ToyEngine(model_path, costs or ToyCosts(), window_tokens, memory_budget_bytes or 1 << 40)
+    budget_bytes = memory_budget_bytes or 1 << 40
+    engine = ToyEngine(model_path, costs or ToyCosts(), window_tokens, budget_bytes, live_bytes=live_bytes)
     yield engine
     await engine.aclose()
 
@@ -113,11 +115,20 @@ def toy_fingerprint(name: str) -> Fingerprint:
 class ToyEngine(Engine):
     """See the module."""
 
-    def __init__(self, model_path: Path, costs: ToyCosts, window_tokens: int, memory_budget_bytes: int) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        costs: ToyCosts,
+        window_tokens: int,
+        memory_budget_bytes: int,
+        *,
+        live_bytes: int | None = None,
+    ) -> None:
         fingerprint = toy_fingerprint(model_path.name)
         self._costs = costs
         self._closed = False
         self._live: dict[tuple[int, ...], Rows] = {}
+        self._live_bytes = memory_budget_bytes // 4 if live_bytes is None else live_bytes
         self._info = ModelInfo(
             name=model_path.name,
             path=model_path,
@@ -255,12 +266,11 @@ class ToyEngine(Engine):
             if asked.stream:
                 yield CompletionBody(asked.piece(_text([token])))
         yield CompletionBody(asked.end(_text(made), reason, len(tokens), len(made), live_tokens + restored))
-        if request.keep_live:
-            self._live[(*tokens, *made)] = _extend(rows, [*tokens, *made])
+        kept = request.keep_live and self._keep([*tokens, *made], rows)
         yield Completed(
             tokens=tuple(made),
             finish_reason=reason,
-            held_tokens=len(tokens) + len(made) if request.keep_live else 0,
+            held_tokens=len(tokens) + len(made) if kept else 0,
             ttft_s=ttft_s,
             prefilled_tokens=len(tokens) - begun_with,
             prefill_s=prefill_s,
@@ -282,6 +292,19 @@ class ToyEngine(Engine):
         shared = max(self._live, key=lambda held: common_prefix(held, tokens), default=())
         return common_prefix(shared, tokens), self._live.get(shared)
 
+    def _keep(self, tokens: list[int], rows: Rows) -> bool:
+        """Keeps the rows of these tokens if they fit; those kept first make room."""
+        rows = _extend(rows, tokens)
+        fits = rows.nbytes <= self._live_bytes
+        if fits:
+            self._evict_to(self._live_bytes - rows.nbytes)
+            self._live[tuple(tokens)] = rows
+        return fits
+
+    def _evict_to(self, size_bytes: int) -> None:
+        while self._live and sum(rows.nbytes for rows in self._live.values()) > size_bytes:
+            del self._live[next(iter(self._live))]
+
     async def text_of(self, tokens: Sequence[int]) -> str:
         """See ``Engine.text_of``; special tokens are shown by their names."""
         await trio.lowlevel.checkpoint()
@@ -291,7 +314,7 @@ class ToyEngine(Engine):
     async def live(self) -> LiveCaches:
         """See ``Engine.live``."""
         await trio.lowlevel.checkpoint()
-        return LiveCaches(len(self._live), sum(rows.nbytes for rows in self._live.values()))
+        return LiveCaches(len(self._live), sum(rows.nbytes for rows in self._live.values()), self._live_bytes)
 
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""
@@ -350,7 +373,7 @@ class ToyEngine(Engine):
             stored = _read(chunk.path, chunk.offset, chunk.length_bytes)
             if blake3_hash(stored) != chunk.hash:
                 raise IntegrityError(f"chunk {index} does not match its hash")
-            _put(spec, decode_chunk(manifest.codec, stored, 4, spec.raw_size_bytes), rows)
+            _put(spec, decode_tile(manifest.codec, self._layers, spec, stored), rows)
         await trio.sleep(n_tokens * self._costs.restore_s_per_token)
         return rows[:n_tokens]
 
@@ -414,7 +437,7 @@ def _write_tiles(request: ExportRequest, layers: LayerLayout, rows: Rows) -> tup
     try:
         for block in range(request.first_block, -(-len(rows) // 256)):
             for index in plan.tiles_of_block(block):
-                stored = encode_chunk(request.codec, _raw(plan[index], rows), 4)
+                stored = encode_tile(request.codec, layers, plan[index], _raw(plan[index], rows))
                 os.pwrite(handle, stored, offset)
                 written.append(WrittenChunk(index, offset, len(stored), blake3_hash(stored)))
                 offset += len(stored)

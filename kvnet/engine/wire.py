@@ -283,6 +283,7 @@ class LiveEvent(Record, frozen=True):
 
     n_caches: int
     size_bytes: int
+    cap_bytes: int
 
 
 CALLS: tuple[type[Record], ...] = (

@@ -227,7 +227,10 @@ class EngineShelf:
         loaded: _Loaded | None = None
         try:
             async with self._open_engine(
-                entry.path, digest_cache=self.digest_cache, work_dir=self.prepare_work_dir()
+                entry.path,
+                digest_cache=self.digest_cache,
+                work_dir=self.prepare_work_dir(),
+                live_bytes=self._config.live_bytes,
             ) as engine:
                 loaded = self._loaded[entry.path] = _Loaded(entry, engine, trio.current_time())
                 self._failed.clear()

@@ -133,7 +133,7 @@ class Shelf:
     def figures(self) -> LiveCaches:
         """How much is held."""
         with self.lock:
-            return LiveCaches(len(self._entries), self.size_bytes)
+            return LiveCaches(len(self._entries), self.size_bytes, self.cap_bytes)
 
     def covered(self, tokens: Sequence[int]) -> int:
         """Of how many tokens, from the start, K/V is held that can be continued."""

@@ -233,7 +233,7 @@ class EngineProcess:
         if drop:
             self._shelf.drop()
         held = self._shelf.figures()
-        request.send(LiveEvent(request.id, held.n_caches, held.size_bytes))
+        request.send(LiveEvent(request.id, held.n_caches, held.size_bytes, held.cap_bytes))
 
     def _send_for(self, request_id: int) -> Callable[[Record], None]:
         def send(event: Record) -> None:

@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
+    LiveEntry,
     PeersRequest,
     PeersResult,
     StatusRequest,
@@ -76,6 +77,11 @@ def _render_writes(writes: WritesEntry) -> str:
     return f"today {', '.join(parts)}; {left if writes.day_bytes else 'nothing is kept unasked'}"
 
 
+def _render_live(live: LiveEntry) -> str:
+    held = f"{format_bytes(live.size_bytes)} of {format_bytes(live.cap_bytes)}"
+    return f"{live.model}: {format_counted(live.n_caches, 'conversation')} kept, {held}"
+
+
 def render_status(result: StatusResult) -> str:
     """The status as named values."""
     running = (
@@ -97,6 +103,7 @@ def render_status(result: StatusResult) -> str:
         *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),
+        *(("memory", _render_live(live)) for live in result.live),
         ("reuse verified", verified),
         *((name.replace("_", " "), format_count(count)) for name, count in sorted(result.counters.items())),
     ]

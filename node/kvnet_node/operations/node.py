@@ -2,10 +2,14 @@
 
 import os
 
+import trio
+
 import kvnet
-from kvnet.errors import UsageError
+from kvnet.engine.interface import Engine
+from kvnet.errors import EngineError, UsageError
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
+    LiveEntry,
     PeersRequest,
     PeersResult,
     StatusRequest,
@@ -15,6 +19,9 @@ from kvnet_node.operations.requests import (
     WritesEntry,
 )
 from kvnet_node.writes import Writes
+
+LIVE_ANSWER_S = 1.0
+"""How long the status waits for engines to say what they keep in memory."""
 
 
 async def status(context: OperationContext, request: StatusRequest) -> StatusResult:  # noqa: ARG001
@@ -42,7 +49,26 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         reuse_verified=services.verified_models(),
         counters=services.counters(),
         writes=_writes(services.writes),
+        live=await _live(services.engines.engines()),
     )
+
+
+async def _live(engines: list[Engine]) -> list[LiveEntry]:
+    found: dict[str, LiveEntry] = {}
+
+    async def ask(engine: Engine) -> None:
+        try:
+            held = await engine.live()
+        except EngineError:
+            return
+        name = engine.info.name
+        found[name] = LiveEntry(name, held.n_caches, held.size_bytes, held.cap_bytes)
+
+    with trio.move_on_after(LIVE_ANSWER_S):
+        async with trio.open_nursery() as nursery:
+            for engine in engines:
+                nursery.start_soon(ask, engine)
+    return [found[name] for name in sorted(found)]
 
 
 def _writes(writes: Writes) -> WritesEntry:

@@ -217,6 +217,17 @@ async def test_the_same_request_twice_continues_from_ram_and_answers_the_same(en
     assert (await engine.live()).size_bytes == 0
 
 
+async def test_an_engine_keeps_no_more_in_ram_than_it_was_told(kind: str, model: Path) -> None:
+    for cap_bytes in (0, 1 << 20):
+        async with OPENERS[kind](
+            model, digest_cache=model.parent / "digests", work_dir=model.parent, live_bytes=cap_bytes
+        ) as engine:
+            answer = await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+            held = await engine.live()
+            assert held.cap_bytes == cap_bytes >= held.size_bytes
+            assert (held.n_caches > 0, answer.completed.held_tokens > 0) == (cap_bytes > 0, cap_bytes > 0)
+
+
 async def test_what_live_caches_hold_is_exported_without_computing(engine: Engine, tmp_path: Path) -> None:
     answer = await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
     tokens = answer.prompt.tokens[:256]
