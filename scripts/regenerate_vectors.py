@@ -9,12 +9,13 @@ record (see ``docs/format.md``, section 13).
 
 import io
 import json
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvnet.format import codecs, container, hashes, prefix
+from kvnet.format import codecs, container, hashes, prefix, q8
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import (
@@ -280,6 +281,68 @@ def codec_vectors() -> list[dict[str, Any]]:
     return cases
 
 
+Q8_CASES: dict[str, tuple[int, int, DType, int, str]] = {
+    "float32, K 64 and V 64, ramp": (64, 64, DType.FLOAT32, 1, "ramp"),
+    "float16, K 96 and V 80: groups of 32 and of 16": (96, 80, DType.FLOAT16, 1, "ramp"),
+    "bfloat16, K 64 and V 8, noise": (64, 8, DType.BFLOAT16, 2, "noise"),
+    "float32, K 8 and V 8: equal, tiny and huge values": (8, 8, DType.FLOAT32, 3, "edges"),
+    "float16, K 8 and V 8: up to the largest value": (8, 8, DType.FLOAT16, 3, "edges"),
+}
+"""K dim, V dim, dtype, tokens of the tile (one layer, one head), and what is in it."""
+
+EDGES: dict[DType, tuple[str, ...]] = {
+    DType.FLOAT32: (
+        "3f800000 3f800000 3f800000 3f800000 3f800000 3f800000 3f800000 3f800000",
+        "00000001 80000001 00000000 80000000 007fffff 807fffff 00000000 80000000",
+        "00800000 00800001 04000000 04ffffff 03000000 84000000 80800000 02000000",
+        "7e7fffff fe7fffff 00000000 3f800000 bf800000 7e000000 fe000000 40490fdb",
+        "c2f6e979 c2f6e97a c2f6e97b c2f6e97c c2f6e97d c2f6e97e c2f6e97f c2f6e980",
+        "bf000000 3f000000 3e000000 be000000 3d000000 bd000000 3c000000 bc000000",
+    ),
+    DType.FLOAT16: (
+        "3c00 3c00 3c00 3c00 3c00 3c00 3c00 3c00",
+        "0001 8001 0000 8000 03ff 83ff 0400 8400",
+        "7bff fbff 0000 3c00 bc00 7000 f000 4248",
+        "7bff 7bfe 7bfd 7bfc 7bfb 7bfa 7bf9 7bf8",
+        "fbff fbfe fbfd fbfc fbfb fbfa fbf9 fbf8",
+        "b800 3800 3000 b000 2800 a800 2000 a000",
+    ),
+}
+"""Rows of 8 values as big-endian hex: K and V of three tokens."""
+
+
+def q8_tile(k_dim: int, v_dim: int, dtype: DType, n_tokens: int, content: str) -> bytes:
+    """A tile of one layer with one head."""
+    if content == "edges":
+        rows = (b"".join(bytes.fromhex(value)[::-1] for value in row.split()) for row in EDGES[dtype])
+        return b"".join(rows)
+    count = (k_dim + v_dim) * n_tokens
+    if content == "ramp":
+        values = [(index - count / 3) / 16 for index in range(count)]
+    else:
+        # A linear congruential generator: every machine draws the same.
+        state, values = 1, []
+        for _ in range(count):
+            state = (state * 1_103_515_245 + 12_345) % (1 << 31)
+            values.append(state / (1 << 28) - 4)
+    if dtype is DType.BFLOAT16:
+        return b"".join(struct.pack("<f", value)[2:] for value in values)
+    return struct.pack(f"<{count}{'f' if dtype is DType.FLOAT32 else 'e'}", *values)
+
+
+def q8_vectors() -> list[dict[str, Any]]:
+    """Tiles, their stored bytes, and what these decode to."""
+    cases = []
+    for name, (k_dim, v_dim, dtype, n_tokens, content) in Q8_CASES.items():
+        kind = LayerKind(cache="kv", heads=1, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
+        raw = q8_tile(k_dim, v_dim, dtype, n_tokens, content)
+        stored = q8.encode_tile(kind, 1, n_tokens, raw)
+        decoded = q8.decode_tile(kind, 1, n_tokens, stored)
+        shape = {"k_dim": k_dim, "v_dim": v_dim, "dtype": dtype.value, "n_tokens": n_tokens}
+        cases.append({"name": name, **shape, "raw": raw.hex(), "stored": stored.hex(), "decoded": decoded.hex()})
+    return cases
+
+
 def all_vectors() -> dict[str, bytes]:
     """Every file, by name."""
     documents: dict[str, Callable[[], Any]] = {
@@ -288,6 +351,7 @@ def all_vectors() -> dict[str, bytes]:
         "fingerprint.json": fingerprint_vectors,
         "manifest.json": manifest_vectors,
         "prefix.json": prefix_vectors,
+        "q8.json": q8_vectors,
         "ticket.json": ticket_vectors,
     }
     files = {name: (json.dumps(make(), indent=1) + "\n").encode() for name, make in documents.items()}

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from kvnet.errors import CompatibilityError, MalformedError, UnsupportedVersionError
-from kvnet.format import cbor
+from kvnet.format import cbor, q8
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, LayerGroup, groups_from_counts
-from kvnet.format.codecs import Codec, max_stored_bytes
+from kvnet.format.codecs import Codec, max_stored_bytes, stored_size_range
 from kvnet.format.fingerprint import Fingerprint, Producer
 from kvnet.format.hashes import ArtifactHash, BytesLike, NamespaceId, PrefixKey, artifact_hash_of
 from kvnet.format.limits import (
@@ -131,13 +131,17 @@ class Manifest(msgspec.Struct, frozen=True, dict=True, kw_only=True):
         if len(entries) != self.n_chunks or sum(entry.length_bytes for entry in entries) != self.total_size_bytes:
             raise MalformedError(f"chunk list: expected {self.n_chunks} chunks of {self.total_size_bytes} bytes in all")
         for spec, entry in zip(self.plan(), entries, strict=True):
-            codec = self.codec if spec.kind is ChunkKind.TILE else Codec.RAW
             if entry.absent:
                 raise MalformedError(
                     f"chunk {spec.index} ({spec.kind.value}) is absent and no checkpoint does without it"
                 )
-            most = max_stored_bytes(codec, spec.raw_size_bytes)
-            if entry.length_bytes > most or (codec is Codec.RAW and entry.length_bytes != most):
+            least, most = spec.raw_size_bytes, spec.raw_size_bytes
+            if spec.kind is ChunkKind.TILE:
+                layers = self.fingerprint.layers
+                least, most = stored_size_range(
+                    self.codec, layers.kind_of(spec.first_layer), spec.n_layers, spec.n_tokens
+                )
+            if not least <= entry.length_bytes <= most:
                 raise MalformedError(f"chunk {spec.index}: expected {most} stored bytes, found {entry.length_bytes}")
 
 
@@ -185,7 +189,13 @@ def _check_sizes(manifest: Manifest, plan: ChunkPlan) -> None:
     if manifest.n_chunks != len(plan):
         raise MalformedError(f"manifest: expected {len(plan)} chunks by its own layout, found {manifest.n_chunks}")
     least, most = plan.raw_size_bytes, plan.raw_size_bytes
-    if manifest.codec is not Codec.RAW:
+    if manifest.codec is Codec.Q8:
+        layers = manifest.fingerprint.layers
+        least = plan.head_size_bytes + plan.n_tokens * sum(
+            q8.bytes_per_token(layers.kind_of(layer)) for layer in range(len(layers.order))
+        )
+        most = least
+    elif manifest.codec is not Codec.RAW:
         # Every tile takes a byte at least, and none more than its codec's bound.
         tiles = len(plan) - plan.first_tile
         tile_bytes = plan.raw_size_bytes - plan.head_size_bytes

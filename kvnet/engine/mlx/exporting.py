@@ -10,9 +10,9 @@ import numpy as np
 
 from kvnet.engine.interface import ExportRequest, WrittenChunk
 from kvnet.engine.mlx.caches import all_finite, numpy_dtype, rows_of
+from kvnet.engine.tiles import encode_tile
 from kvnet.errors import EngineError, StoreError, StoreFullError
 from kvnet.format.chunks import ChunkPlan, ChunkSpec, layer_groups
-from kvnet.format.codecs import Codec, encode_chunk
 from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.hashes import blake3_hash
 
@@ -73,8 +73,7 @@ class TileWriter:
 
     def _write(self, spec: ChunkSpec, caches: Sequence[Any]) -> None:
         raw = self._raw(spec, caches)
-        itemsize = self._layers.kinds[self._layers.order[spec.first_layer]].dtype.size_bytes
-        stored = raw if self._request.codec == Codec.RAW else encode_chunk(self._request.codec, raw, itemsize)
+        stored = encode_tile(self._request.codec, self._layers, spec, raw)
         self.written.append(WrittenChunk(spec.index, self._offset, len(stored), blake3_hash(stored)))
         with _translated():
             done = 0

@@ -9,9 +9,9 @@ import numpy as np
 
 from kvnet.engine.interface import ChunkRef, RestorePlan
 from kvnet.engine.mlx.caches import CacheBuilder, all_finite, evaluate, memory_is_shared, numpy_dtype
+from kvnet.engine.tiles import decode_tile
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError
 from kvnet.format.chunks import ChunkKind, ChunkSpec
-from kvnet.format.codecs import decode_chunk
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.manifest import Manifest, decode_manifest
@@ -91,7 +91,7 @@ class _Files:
 def _put(manifest: Manifest, spec: ChunkSpec, stored: bytes, builders: list[CacheBuilder]) -> None:
     layers = manifest.fingerprint.layers
     kind = layers.kinds[layers.order[spec.first_layer]]
-    raw = decode_chunk(manifest.codec, stored, kind.dtype.size_bytes, spec.raw_size_bytes)
+    raw = decode_tile(manifest.codec, layers, spec, stored)
     if len(raw) != spec.raw_size_bytes:
         raise CompatibilityError(f"tile {spec.index}: expected {spec.raw_size_bytes} bytes, found {len(raw)}")
     values = np.frombuffer(raw, numpy_dtype(kind))

@@ -315,6 +315,42 @@ def test_sizes_shifted_between_chunks_are_refused() -> None:
         manifest(codec=Codec.SHUFFLE_ZSTD1).check_entries(head)
 
 
+def q8_manifest(**changes: Any) -> Manifest:
+    """Two layers of 8 K and 8 V elements in float16: 256 and 5 tokens, 2 tiles a block."""
+    layers = layout(LayerKind("kv", 1, 8, 8, DType.FLOAT16), LayerKind("kv", 1, 8, 16, DType.FLOAT16))
+    head = 4 * 261 + manifest().context_size_bytes
+    usual = {
+        "total_size_bytes": head + 261 * (24 + 32),
+        "codec": Codec.Q8,
+        "fingerprint": fingerprint(layers=layers),
+        "groups": (LayerGroup(0, 1, 0), LayerGroup(1, 1, 1)),
+    }
+    return manifest(**usual | changes)
+
+
+def test_a_q8_artifact_has_exactly_the_size_of_its_layout() -> None:
+    one = q8_manifest()
+    assert decode_manifest(encode_manifest(one)) == one
+    for total in (one.total_size_bytes - 1, one.total_size_bytes + 1):
+        with pytest.raises(MalformedError, match="bytes in all"):
+            q8_manifest(total_size_bytes=total)
+
+
+def test_every_tile_of_a_q8_artifact_has_exactly_its_size() -> None:
+    one = q8_manifest()
+    sizes = [4 * 261, one.context_size_bytes, 256 * 24, 256 * 32, 5 * 24, 5 * 32]
+    listed = [ChunkEntry(size, entries()[0].hash) for size in sizes]
+    one.check_entries(listed)
+    listed[2:4] = ChunkEntry(256 * 24 - 1, listed[2].hash), ChunkEntry(256 * 32 + 1, listed[3].hash)
+    with pytest.raises(MalformedError, match="chunk 2: expected 6144"):
+        one.check_entries(listed)
+
+
+def test_a_q8_artifact_of_rows_that_no_group_divides_is_refused() -> None:
+    with pytest.raises(MalformedError, match="none divides K dim"):
+        manifest(codec=Codec.Q8)
+
+
 def test_a_creation_time_before_1970_cannot_be_written() -> None:
     with pytest.raises(MalformedError, match="creation time"):
         manifest(created=-1)
