@@ -129,6 +129,40 @@ def test_tools_are_called(client: openai.OpenAI, *, stream: bool) -> None:
     assert json.loads(arguments or "") == {"town": "Ulm", "days": 2}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "town"}}])
+def test_a_tool_that_has_to_be_called_is_called(client: openai.OpenAI, choice: Any, *, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ulm"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "town", "parameters": schema}}]
+    asked: dict[str, Any] = {"model": "scripted", "messages": HELLO, "tools": tools, "tool_choice": choice}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+        assert reasons[-1] == "tool_calls"
+    else:
+        made = client.chat.completions.create(**asked)
+        assert made.choices[0].finish_reason == "tool_calls"
+        calls = made.choices[0].message.tool_calls
+    [call] = calls
+    assert call.function.name == "town"
+    assert json.loads(call.function.arguments) == {"name": "Ulm"}
+
+
+def test_tools_that_may_not_be_called_are_not_in_the_prompt(client: openai.OpenAI) -> None:
+    without = client.chat.completions.create(model="scripted", messages=HELLO)
+    made = client.chat.completions.create(model="scripted", messages=HELLO, tools=[WEATHER], tool_choice="none")
+    assert made.choices[0].message.content == without.choices[0].message.content
+    assert made.usage is not None
+    assert without.usage is not None
+    assert made.usage.prompt_tokens == without.usage.prompt_tokens
+
+
 def test_an_answer_follows_its_json_schema(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",

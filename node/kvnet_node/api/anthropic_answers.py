@@ -12,6 +12,7 @@ from typing import Any
 
 from kvnet_node.api.anthropic_requests import CACHE_TTL_S, AnswerShape
 from kvnet_node.api.failures import ApiFailure
+from kvnet_node.api.forced_tools import forced_call
 
 JsonObject = dict[str, Any]
 
@@ -132,7 +133,7 @@ def _content(message: Mapping[str, Any], shape: AnswerShape, message_id: str) ->
     if thought := message.get("reasoning") or message.get("reasoning_content"):
         content.append({"type": "thinking", "thinking": thought, "signature": SIGNATURE})
     text = message.get("content") or ""
-    if shape.forced is not None and (call := forced_call(text, shape)) is not None:
+    if shape.forced is not None and (call := forced_call(text, shape.forced)) is not None:
         return [*content, {"type": "tool_use", "id": forced_id(message_id), "name": call[0], "input": call[1]}]
     if text:
         content.append({"type": "text", "text": text})
@@ -157,20 +158,6 @@ def tool_input(arguments: str) -> JsonObject:
     except ValueError:
         value = arguments
     return value if isinstance(value, dict) else {"arguments": value}
-
-
-def forced_call(text: str, shape: AnswerShape) -> tuple[str, JsonObject] | None:
-    """Name and input of the call that an answer under ``tool_choice`` stands for; None when it was cut short."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or shape.forced is None:
-        return None
-    if shape.forced.name:
-        return shape.forced.name, value
-    name, arguments = value.get("name"), value.get("input")
-    return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def forced_id(message_id: str) -> str:

@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from kvnet_node.api.failures import ApiError, invalid
+from kvnet_node.api.forced_tools import ForcedTool, forced_format, forced_tool, json_schema
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -128,13 +129,6 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 # --- Result --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ForcedTool:
-    """The answer has to be a tool call: of this tool, or of any of them when ``name`` is ""."""
-
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,36 +409,20 @@ def _forced(choice: _ToolChoice | None, tools: Sequence[JsonObject]) -> ForcedTo
     if choice is None or choice.type not in ("any", "tool"):
         return None
     names = [tool["function"]["name"] for tool in tools]
-    if not names:
-        raise invalid("tool_choice: expected tools to choose from, found none")
     if choice.type == "any":
-        return ForcedTool(names[0] if len(names) == 1 else "")
-    if choice.name is None or choice.name not in names:
-        raise invalid(f"tool_choice.name: expected one of {', '.join(names)[:200]}, found {choice.name!r}")
-    return ForcedTool(choice.name)
+        return forced_tool(names, "", param="tool_choice")
+    if not choice.name:
+        raise invalid("tool_choice.name: expected the name of a tool, found none")
+    return forced_tool(names, choice.name, param="tool_choice.name")
 
 
 def _response_format(request: _Request, forced: ForcedTool | None, tools: Sequence[JsonObject]) -> JsonObject | None:
     """The schema that the answer must follow: the client's, or that of the tool call it insists on."""
     if forced is not None:
-        functions = [tool["function"] for tool in tools]
-        if forced.name:
-            schema = next(f["parameters"] for f in functions if f["name"] == forced.name)
-        else:
-            schema = {"anyOf": [_call_schema(function) for function in functions]}
-        return _json_schema("tool_call", schema)
+        return forced_format(forced, tools)
     if request.output_config is not None and (wanted := request.output_config.format) is not None:
-        return _json_schema("answer", wanted.schema)
+        return json_schema("answer", wanted.schema)
     return None
-
-
-def _call_schema(function: JsonObject) -> JsonObject:
-    properties = {"name": {"const": function["name"]}, "input": function["parameters"]}
-    return {"type": "object", "properties": properties, "required": ["name", "input"], "additionalProperties": False}
-
-
-def _json_schema(name: str, schema: JsonObject) -> JsonObject:
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
 
 
 def _parameters(request: _Request) -> JsonObject:

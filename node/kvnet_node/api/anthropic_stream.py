@@ -20,7 +20,6 @@ from kvnet_node.api.anthropic_answers import (
     SIGNATURE,
     PromptCounts,
     error_of,
-    forced_call,
     forced_id,
     full_usage,
     prompt_usage,
@@ -29,6 +28,7 @@ from kvnet_node.api.anthropic_answers import (
 from kvnet_node.api.anthropic_requests import AnswerShape
 from kvnet_node.api.event_stream import Comment, EventParser, event_bytes
 from kvnet_node.api.failures import SERVER, ApiFailure
+from kvnet_node.api.forced_tools import ForcedTool, forced_call
 
 JsonObject = dict[str, Any]
 
@@ -164,8 +164,8 @@ class MessageStream:
         yield event_bytes("content_block_stop", {"type": "content_block_stop", "index": self._index})
 
     def _finish(self) -> Iterator[bytes]:
-        if self._forced_text:
-            yield from self._forced()
+        if self._forced_text and self.shape.forced is not None:
+            yield from self._forced(self.shape.forced)
         yield from self._close()
         stop = stop_of(self._choice, self.shape, called=self._calls > 0)
         usage = full_usage(self._usage, self.shape)
@@ -173,8 +173,8 @@ class MessageStream:
         yield event_bytes("message_stop", {"type": "message_stop"})
         self._ended = True
 
-    def _forced(self) -> Iterator[bytes]:
-        if (call := forced_call(self._forced_text, self.shape)) is None:
+    def _forced(self, forced: ForcedTool) -> Iterator[bytes]:
+        if (call := forced_call(self._forced_text, forced)) is None:
             yield from self._text(self._forced_text)
             return
         self._calls += 1

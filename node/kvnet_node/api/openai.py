@@ -8,6 +8,7 @@ from kvnet.exchange.completion import Started
 from kvnet_node.api.answering import Renderer
 from kvnet_node.api.failures import ApiFailure
 from kvnet_node.api.front import Incoming
+from kvnet_node.api.openai_tools import ForcedCall, chosen_tools
 from kvnet_node.api.parameters import marks_of
 
 
@@ -43,8 +44,12 @@ class OpenAIStyle:
         self._kind = kind
 
     def read(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[Incoming, Renderer]:
-        """The body as it is."""
-        return Incoming(self._kind, path, body, headers, marks_of(body)), PassedThrough()
+        """The body as it is, but for ``tool_choice``, which the engine's server does not know."""
+        if self._kind is not PromptKind.CHAT:
+            return Incoming(self._kind, path, body, headers), PassedThrough()
+        chosen, forced = chosen_tools(body)
+        renderer = PassedThrough() if forced is None else ForcedCall(forced)
+        return Incoming(self._kind, path, chosen, headers, marks_of(body)), renderer
 
     def failure(self, failure: ApiFailure, request_id: str) -> bytes:
         """``{"error": …}``."""

@@ -6,8 +6,9 @@ import pytest
 from anthropic.types import Message, ModelInfo
 
 from kvnet_node.api.anthropic_answers import PromptCounts, error_of, message_of, models_of, prompt_usage
-from kvnet_node.api.anthropic_requests import AnswerShape, ForcedTool
+from kvnet_node.api.anthropic_requests import AnswerShape
 from kvnet_node.api.failures import ApiFailure
+from kvnet_node.api.forced_tools import ForcedTool
 
 SHAPE = AnswerShape(model="asked-for")
 

@@ -10,8 +10,9 @@ from anthropic.types import MessageCreateParams
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvnet_node.api.anthropic_requests import ForcedTool, Translated, translate
+from kvnet_node.api.anthropic_requests import Translated, translate
 from kvnet_node.api.failures import ApiError
+from kvnet_node.api.forced_tools import ForcedTool
 
 EPHEMERAL = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}

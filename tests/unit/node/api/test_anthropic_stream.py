@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from kvnet_node.api.anthropic_answers import PromptCounts, message_of
-from kvnet_node.api.anthropic_requests import AnswerShape, ForcedTool
+from kvnet_node.api.anthropic_requests import AnswerShape
 from kvnet_node.api.anthropic_stream import MessageStream
 from kvnet_node.api.event_stream import EventParser, ServerEvent
 from kvnet_node.api.failures import ApiFailure
+from kvnet_node.api.forced_tools import ForcedTool
 
 SHAPE = AnswerShape(model="m")
 USAGE = {
