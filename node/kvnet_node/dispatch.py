@@ -11,7 +11,7 @@ import trio
 from kvnet.errors import DataDirLockedError
 from kvnet.store.lock import DataDirLock
 from kvnet_node.control import NodeGoneError, call_node, connect_control
-from kvnet_node.events import Event
+from kvnet_node.events import Event, Note
 from kvnet_node.logs import configure_logs
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
@@ -52,6 +52,7 @@ def run_operation(
 async def _run(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
     lock = DataDirLock(settings.paths.data_dir)
     deadline = trio.current_time() + LOCK_WAIT_S
+    said = False
     while True:
         result = await _run_remotely(lock, wanted, request, on_event)
         if result is not None:
@@ -60,8 +61,12 @@ async def _run(settings: "Settings", wanted: Operation, request: Request, on_eve
             lock.acquire()
             break
         except DataDirLockedError:
-            if trio.current_time() >= deadline:
+            late = trio.current_time() >= deadline
+            if late and not wanted.patient:
                 raise
+            if late and not said:
+                on_event(Note("another kvnet command is at work in this data directory; waiting for it"))
+                said = True
         await trio.sleep(LOCK_POLL_S)
     try:
         return await run_locally(settings, wanted, request, on_event)

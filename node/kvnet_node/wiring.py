@@ -4,10 +4,12 @@ A running node opens all of it and keeps it; a verb without a running node opens
 """
 
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,8 +18,11 @@ import trio
 
 import kvnet
 from kvnet.engine.client import open_engine
-from kvnet.errors import KvnetError
+from kvnet.errors import KvnetError, RamOnlyError
+from kvnet.exchange.admission import AdmissionPolicy
 from kvnet.exchange.completion import Completer, ask_peers
+from kvnet.exchange.fetcher import Fetched
+from kvnet.exchange.flights import Flights, Shared
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
@@ -42,6 +47,7 @@ from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import write_private
 from kvnet_node.prompts.normalise import Rules
+from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
 from kvnet_node.writes import Writes
@@ -79,6 +85,7 @@ class Services:
         savings: the ledger of what reuse has spared.
         writes: what may be written and was written today.
         publisher: turns token prefixes into artifacts.
+        fetches: fetches by name under way, so that commands for the same artifact share one.
         node: this node among its peers; None when this run needs no network.
         request_log: the last requests of HTTP clients, in RAM.
         keeper: stores what is worth keeping of conversations; only in a running node.
@@ -87,7 +94,7 @@ class Services:
         stop_requested: set to end a running node.
     """
 
-    def __init__(self, settings: "Settings", store: DiskStore, identity: NodeIdentity) -> None:
+    def __init__(self, settings: "Settings", store: DiskStore, identity: NodeIdentity, store_dir: Path) -> None:
         self.config = settings.config
         self.paths = settings.paths
         self.identity = identity
@@ -97,9 +104,12 @@ class Services:
         self.background = ThreadLane()
         self.engines = EngineShelf(settings.config, settings.paths, open_engine)
         self.speeds = Speeds(settings.paths.speeds_file, settings.paths.calibrations_file)
-        self.savings = Savings(settings.paths.savings_file)
+        # With the store in RAM, what was reused of it is nobody's business after its end either.
+        ram_only = settings.config.ram_only
+        self.savings = Savings(store_dir / "savings.sqlite3" if ram_only else settings.paths.savings_file)
         self.writes = Writes(settings.paths.writes_file, settings.config.write_budget_bytes_day)
         self.publisher = Publisher(store, self.lane, identity)
+        self.fetches: Flights[Shared[Fetched]] = Flights(Shared[Fetched])
         self.node: ExchangeNode | None = None
         self.request_log = RequestLog()
         self.keeper: Keeper | None = None
@@ -126,6 +136,21 @@ class Services:
     def uptime_s(self) -> float:
         """Seconds since the services were opened."""
         return time.monotonic() - self._started_s
+
+    def require_disk(self, what: str) -> None:
+        """Refuse to keep what has to outlive this node when it was told to keep nothing.
+
+        Args:
+            what: is to be kept, in words.
+
+        Raises:
+            RamOnlyError: it was told so.
+        """
+        if self.config.ram_only:
+            raise RamOnlyError(
+                f"expected a store on disk for {what}, found one in RAM (store.ram_only)",
+                hint="start the node without --ram-only, or set store.ram_only = false in config.toml",
+            )
 
     async def connect(self, address: str) -> None:
         """Connect to a peer.
@@ -226,16 +251,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
     """
     identity = NodeIdentity(settings.paths, settings.config.trust_policy)
     identity.load()
-    store = await trio.to_thread.run_sync(
-        lambda: DiskStore.open(
-            settings.paths.store_dir,
-            quota_bytes=settings.config.quota_bytes,
-            min_free_bytes=settings.config.min_free_bytes,
-            keys_of=identity.keys_of,
-        )
-    )
-    services = Services(settings, store, identity)
-    async with trio.open_nursery() as nursery:
+    async with _opened_store(settings, identity) as (store, store_dir), trio.open_nursery() as nursery:
+        services = Services(settings, store, identity, store_dir)
         await nursery.start(services.engines.run)
         if network:
             options = NodeOptions(
@@ -256,7 +273,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 options=options,
                 bulk=_bulk_endpoint(settings, serving=serving),
             )
-            services.node.finder.wrote = services.writes.fetched
+            if not settings.config.ram_only:
+                services.node.finder.wrote = services.writes.fetched
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
@@ -270,6 +288,29 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             nursery.cancel_scope.cancel()
             store.close()
             services.savings.close()
+
+
+@asynccontextmanager
+async def _opened_store(settings: "Settings", identity: NodeIdentity) -> AsyncIterator[tuple[DiskStore, Path]]:
+    """The store, and the folder for what is to last as long: on disk, or in RAM and gone afterwards."""
+    config, paths = settings.config, settings.paths
+
+    def open_in(directory: Path, quota_bytes: int, min_free_bytes: int) -> DiskStore:
+        return DiskStore.open(
+            directory, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes, keys_of=identity.keys_of
+        )
+
+    if not config.ram_only:
+        remove_left_behind(paths.data_dir)
+        yield (
+            await trio.to_thread.run_sync(open_in, paths.store_dir, config.quota_bytes, config.min_free_bytes),
+            paths.data_dir,
+        )
+        return
+    with ram_directory(paths.data_dir) as directory:
+        free_bytes = shutil.disk_usage(directory).free
+        quota_bytes = ram_quota_bytes(config.quota_bytes, ram_bytes=machine_ram_bytes(), free_bytes=free_bytes)
+        yield await trio.to_thread.run_sync(open_in, directory / "store", quota_bytes, 0), directory
 
 
 def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
@@ -286,8 +327,15 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
     # A lane of its own: hashing and syncing what is kept holds up no request's lookup.
     lane = ThreadLane()
     publisher = Publisher(services.store, lane, services.identity)
-    budget = services.writes.budget
-    keeper = Keeper(services.store, lane, services.identity, publisher, budget=budget, hooks=hooks)
+    keeper = Keeper(
+        services.store,
+        lane,
+        services.identity,
+        publisher,
+        policy=AdmissionPolicy(enabled=not config.ram_only),
+        budget=services.writes.budget,
+        hooks=hooks,
+    )
     completer = Completer(
         services.store,
         services.lane,

@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import trio
 
-from kvnet.errors import NetworkError, NotFoundError, UsageError
+from kvnet.errors import KvnetError, NetworkError, NotFoundError, UsageError
 from kvnet.exchange.chunk_fetch import Delivered
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched, Located
 from kvnet.exchange.node import ExchangeNode
 from kvnet.format.hashes import ArtifactHash, artifact_text
-from kvnet.format.ticket import parse_ticket
+from kvnet.format.ticket import Ticket, parse_ticket
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
@@ -52,16 +52,42 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
         ) from error
     if request.name is not None:
         services.names.check_name(request.name)
+        services.require_disk("a named context")
     started_s = trio.current_time()
     held = await services.lane.run(services.store.get, ticket.artifact)
     if held is not None and held.complete:
         services.identity.judge(held.manifest)
         return await _finish(ctx, request, held, None, started_s)
-    await _reach(ctx, services.node, [*request.addresses, *ticket.addresses])
-    located = await _locate(ctx, services.node, ticket.artifact)
-    fetched = await _fetch(ctx, services.node, located, pinned=request.name is not None)
-    services.node.fetched(fetched)
-    return await _finish(ctx, request, fetched.record, fetched, started_s)
+    fetched, own = await _shared(ctx, services.node, ticket, request)
+    return await _finish(ctx, request, fetched.record, fetched, started_s, own=own)
+
+
+async def _shared(
+    ctx: OperationContext, node: ExchangeNode, ticket: Ticket, request: r.FetchRequest
+) -> tuple[Fetched, bool]:
+    """The artifact, and whether it was fetched here: of several commands for the same one, one does the work."""
+    tried = False
+
+    async def work() -> Fetched:
+        nonlocal tried
+        tried = True
+        await _reach(ctx, node, [*request.addresses, *ticket.addresses])
+        located = await _locate(ctx, node, ticket.artifact)
+        fetched = await _fetch(ctx, node, located, pinned=request.name is not None)
+        node.fetched(fetched)
+        return fetched
+
+    with ctx.services.fetches.join(ticket.artifact) as flight:
+        while True:
+            try:
+                got = await flight.get(work)
+            except KvnetError:
+                # Another command's fetch failed; this one may know other addresses.
+                if tried:
+                    raise
+            else:
+                assert got is not None  # noqa: S101 - it waits for ever
+                return got
 
 
 async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]) -> None:
@@ -135,7 +161,13 @@ def resumed_text(held_chunks: int, n_chunks: int) -> str:
 
 
 async def _finish(
-    ctx: OperationContext, request: r.FetchRequest, record: ArtifactRecord, fetched: Fetched | None, started_s: float
+    ctx: OperationContext,
+    request: r.FetchRequest,
+    record: ArtifactRecord,
+    fetched: Fetched | None,
+    started_s: float,
+    *,
+    own: bool = True,
 ) -> r.FetchResult:
     services = ctx.services
     if request.name is not None:
@@ -146,8 +178,9 @@ async def _finish(
         if each.n_chunks or each.dropped not in UNREMARKABLE
     ]
     seconds = trio.current_time() - started_s
-    if fetched is not None:
-        services.writes.named(fetched.fetched_bytes)
+    if fetched is not None and own:
+        if not services.config.ram_only:
+            services.writes.named(fetched.fetched_bytes)
         services.savings.fetched(
             record.hash,
             name=request.name or "",

@@ -28,6 +28,7 @@ class Operation:
         needs_network: a local run opens a short-lived network.
         needs_engine: it may start an engine process.
         node_only: it means something only in a running node.
+        patient: it waits for another process in the data directory however long that takes.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Operation:
     needs_network: bool = False
     needs_engine: bool = False
     node_only: bool = False
+    patient: bool = False
 
     def load(self) -> OperationFunction:
         """Import the function."""
@@ -58,7 +60,7 @@ OPERATIONS: dict[str, Operation] = {
             needs_network=True,
             needs_engine=True,
         ),
-        Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True),
+        Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True, patient=True),
         Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts"),
         Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show"),
         Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),

@@ -1,0 +1,127 @@
+"""``kvnet fetch`` that is interrupted, or asked for twice at once."""
+
+import json
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvnet.format.fingerprint import Fingerprint, LayerLayout
+from kvnet.format.hashes import artifact_text
+from kvnet.format.tensor import DType, LayerKind
+from tests.e2e.conftest import Kvnet
+from tests.e2e.prepared import prepare
+from tests.unit.store.samples import FRIEND, sample
+
+pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
+
+NARROW = Fingerprint(
+    b"w" * 32,
+    b"c" * 32,
+    (),
+    "llama",
+    LayerLayout((LayerKind("kv", heads=2, k_dim=64, v_dim=64, dtype=DType.FLOAT32),), bytes(1)),
+)
+"""256 KiB a block."""
+SAMPLE = sample(range(60 * 256), key=FRIEND, fingerprint=NARROW)
+N_CHUNKS = 64
+UPLOAD = "KVNET_LIMITS_UPLOAD_BYTES_S"
+
+
+def start_provider(kvnet: Kvnet, other: Kvnet, folder: Path, upload: str) -> str:
+    """A running node that holds the artifact and sends it at a limited rate; its address."""
+    assert len(SAMPLE.chunks) == N_CHUNKS
+    prepare(kvnet, folder, SAMPLE, trusts=FRIEND)
+    prepare(other, folder, trusts=FRIEND)
+    kvnet.environment[UPLOAD] = upload
+    started, _ = kvnet.start()
+    return str(started["addresses"][0])
+
+
+def chunks_served(kvnet: Kvnet) -> int:
+    counted: int = kvnet.json("status")["counters"].get("chunks_served", 0)
+    return counted
+
+
+def wait_for_chunks(process: subprocess.Popen[str], n_chunks: int) -> int:
+    """Read what a fetch reports until so many chunks are verified; how many are."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = re.match(r"(\d+)/", json.loads(line).get("text", ""))
+        if found and int(found[1]) >= n_chunks:
+            return int(found[1])
+    raise AssertionError("the fetch ended before it was interrupted")
+
+
+def test_a_killed_fetch_goes_on_where_it_was(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    address = start_provider(kvnet, other, tmp_path, "5 MB")
+    fetch = ("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    process = other.popen(*fetch)
+    verified = wait_for_chunks(process, N_CHUNKS // 2)
+    process.kill()
+    process.wait()
+    assert verified < N_CHUNKS
+    ran = other(*fetch)
+    assert ran.code == 0
+    resumed = ran.result["resumed_chunks"]
+    assert resumed >= verified
+    assert ran.result["complete"] is True
+    assert ran.result["fetched_chunks"] + resumed == N_CHUNKS
+    notes = [json.loads(line) for line in ran.stdout.splitlines() if '"note"' in line]
+    assert f"resumed: {resumed} of {N_CHUNKS} chunks were here" in [note["text"] for note in notes]
+    assert chunks_served(kvnet) <= N_CHUNKS + 2
+
+
+def test_two_commands_for_one_artifact_share_the_work_of_a_running_node(
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path
+) -> None:
+    address = start_provider(kvnet, other, tmp_path, "10 MB")
+    other.start()
+    fetch = ("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    with ThreadPoolExecutor() as pool:
+        both = [each.result() for each in [pool.submit(other, *fetch) for _ in range(2)]]
+    assert [ran.code for ran in both] == [0, 0]
+    assert all(ran.result["complete"] for ran in both)
+    assert chunks_served(kvnet) == N_CHUNKS
+
+
+def test_two_processes_for_one_artifact_share_the_work_without_a_node(
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path
+) -> None:
+    address = start_provider(kvnet, other, tmp_path, "2 MB")
+    fetch = ("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    with ThreadPoolExecutor() as pool:
+        both = [each.result() for each in [pool.submit(other, *fetch) for _ in range(2)]]
+    assert [ran.code for ran in both] == [0, 0]
+    assert sorted(ran.result["fetched_chunks"] for ran in both) == [0, N_CHUNKS]
+    assert chunks_served(kvnet) == N_CHUNKS
+    assert any("waiting for it" in ran.stdout for ran in both)
+
+
+def test_each_provider_has_its_part_in_the_result(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    address = start_provider(kvnet, other, tmp_path, "20 MB")
+    ran = other("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    (part,) = ran.result["providers"]
+    assert address.endswith(part["peer"])
+    assert (part["bytes"], part["chunks"], part["dropped"]) == (SAMPLE.size_bytes, N_CHUNKS, "")
+    assert part["path"] == "bulk"
+    assert part["rate_bytes_s"] == pytest.approx(part["bytes"] / part["seconds"])
+    assert part["rate_bytes_s"] < 30_000_000
+
+
+def test_a_node_that_fetched_serves_on(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    address = start_provider(kvnet, other, tmp_path, "0")
+    started, _ = other.start()
+    assert other("fetch", artifact_text(SAMPLE.hash), "--from", address).code == 0
+    kvnet.json("node", "stop")
+    third = Kvnet(tmp_path / "third")
+    prepare(third, tmp_path, trusts=FRIEND)
+    try:
+        ran = third("--json", "fetch", artifact_text(SAMPLE.hash), "--from", started["addresses"][0])
+    finally:
+        third.end()
+    assert ran.result["complete"] is True
+    assert [part["peer"] for part in ran.result["providers"]] == [started["peer"]]
+    assert other.json("status")["counters"]["announced"] > 0
