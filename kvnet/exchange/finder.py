@@ -28,7 +28,7 @@ from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, checkpoints, common_prefix, next_key
 from kvnet.network.dialing import connect_any
 from kvnet.network.interface import Network, ProviderHint
-from kvnet.protocol.cost import Machine, Offer
+from kvnet.protocol.cost import Link, Machine, Offer
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest
 from kvnet.protocol.messages import Lookup, LookupReply
@@ -264,6 +264,8 @@ class PrefixFinder:
                 search.reasons.append("no peer offers a longer prefix")
             candidates = candidates[:MAX_CANDIDATES]
             for tried, candidate in enumerate(candidates):
+                if prompt.weigher is not None and not self._may_win(candidate, prompt.weigher, search):
+                    continue
                 share = _Share(deadline_s + GRACE_S, len(candidates) - tried)
                 fetched = await self._try(query, candidate, prompt, search, share)
                 if fetched is not None:
@@ -374,6 +376,7 @@ class PrefixFinder:
         """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
         assert prompt.info.fingerprint is not None  # noqa: S101 - searched only with one
         key = (query.namespace.id, candidate.artifact, prompt.info.fingerprint.hash)
+        fetch_began_s = None
         try:
             with self._flights.join(key) as flight:
                 checked: _Checked | None = None
@@ -385,9 +388,12 @@ class PrefixFinder:
                     checked = await self._weigh(checked, candidate, prompt.weigher, search)
                 if checked is None:
                     return None
+                fetch_began_s = trio.current_time()
                 return await self._fetch(flight, checked, prompt, search)
         except KvnetError as error:
             search.reasons.append(str(error))
+            if fetch_began_s is not None:
+                _note(search, prompt.held_tokens, 0, fetch_began_s, ended_early=True)
             if isinstance(error, StoreError):
                 _log.warning("a prefix was not fetched: %s", error)
             return None
@@ -417,19 +423,29 @@ class PrefixFinder:
         needed = (*plan.needed_for(shared), *plan.context_chunks)
         return _Checked(shown.located, shown.entries, shown.token_ids, needed, shared - prompt.held_tokens)
 
+    def _may_win(self, candidate: Candidate, weigher: Weigher, search: Search) -> bool:
+        """Whether a claim, were it borne out, would be worth fetching; it is not looked into otherwise."""
+        report = weigher.claim(self._link(candidate, weigher), candidate)
+        if report.plan.fetch is not None:
+            return True
+        search.plan = report
+        search.reasons.append(report.words)
+        return False
+
+    def _link(self, candidate: Candidate, weigher: Weigher) -> Link:
+        decode_bytes_s = weigher.decode_bytes_s(candidate.codec)
+        return link_to(candidate.providers, self._fetcher.scores, trio.current_time(), decode_bytes_s)
+
     async def _weigh(
         self, checked: _Checked, candidate: Candidate, weigher: Weigher, search: Search
     ) -> _Checked | None:
         """The claim with what is worth fetching of it; ``None`` when that is nothing."""
         located, entries = checked.located, checked.entries
-        manifest = located.signed.manifest
-        plan = manifest.plan()
+        plan = located.signed.manifest.plan()
         n_tokens = weigher.held_tokens + checked.spared_tokens
         absent = await self._lane.run(self._absent, checked)
         missing = missing_chunks(plan, entries, n_tokens, absent)
-        decode_bytes_s = weigher.decode_bytes_s(manifest.codec)
-        link = link_to(candidate.providers, self._fetcher.scores, trio.current_time(), decode_bytes_s)
-        offer = weigher.offer(link, n_tokens, missing)
+        offer = weigher.offer(self._link(candidate, weigher), n_tokens, missing)
         report = search.plan = weigher.weigh(offer)
         fetch = report.plan.fetch
         if fetch is None:
@@ -472,16 +488,14 @@ class PrefixFinder:
             if got is None or got[0].given_up:
                 search.reasons.append("peers were slower than computing; what had arrived is used")
             if got is None:
+                _note(search, prompt.held_tokens, 0, began_s, ended_early=True)
                 return None
             fetched, own = got
             if own or fetched.given_up or await self._lane.run(self._all_held, checked):
                 break
         shared = prompt.held_tokens + checked.spared_tokens
         usable = await self._lane.run(held_tokens, self._store, fetched.result.record, shared)
-        if search.plan is not None:
-            n_bytes = fetched.result.fetched_bytes if own else 0
-            happened = Happened(usable, n_bytes, trio.current_time() - began_s, fetched.given_up)
-            search.plan = replace(search.plan, happened=happened)
+        _note(search, usable, fetched.result.fetched_bytes if own else 0, began_s, ended_early=fetched.given_up)
         return _described(fetched.result, usable, own=own)
 
     async def _fetch_now(self, checked: _Checked, race: Race, tell: Watch) -> _Fetched:
@@ -527,6 +541,13 @@ class PrefixFinder:
                 return _Shown(rejected=(verdict,), reasons=tuple(reasons))
             return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))
         return _Shown(reasons=tuple(reasons))
+
+
+def _note(search: Search, n_tokens: int, n_bytes: int, began_s: float, *, ended_early: bool) -> None:
+    """What became of the plan, where there was one."""
+    if search.plan is not None:
+        happened = Happened(n_tokens, n_bytes, trio.current_time() - began_s, ended_early)
+        search.plan = replace(search.plan, happened=happened)
 
 
 def _race(checked: _Checked, prompt: _Prompt) -> Race:

@@ -6,11 +6,11 @@ peers have answered and delivered so far, and which chunks of an artifact are st
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvnet.format.chunks import ChunkEntry, ChunkPlan
 from kvnet.format.codecs import Codec
-from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
 from kvnet.protocol.cost import (
     MIN_GAIN_S,
     Link,
@@ -24,6 +24,7 @@ from kvnet.protocol.cost import (
     whole_plan,
 )
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.lookup import Candidate
 from kvnet.protocol.scoring import PeerScores
 
 LEAST_STORED_SHARE = 0.25
@@ -31,6 +32,9 @@ LEAST_STORED_SHARE = 0.25
 
 LOOKUP_ROUND_TRIPS = 4
 """Round trips before the first chunk is asked for: the lookup, the manifest, the chunk list and the token ids."""
+
+SHOWING_ROUND_TRIPS = LOOKUP_ROUND_TRIPS - 1
+"""Those that are left once a peer has made a claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,19 @@ class Weigher:
         for block, n_bytes in missing.tiles.values():
             block_bytes[block] += n_bytes
         return Offer(link, n_tokens, tuple(block_bytes), sum(missing.heads.values()), self.raw_bytes_per_token)
+
+    def claim(self, link: Link, claimed: Candidate) -> PlanReport:
+        """Decide by what a peer says of an artifact, before it has shown anything of it.
+
+        Blocks that are held count as they may be the same; the claim is seen through as soon as it is shown.
+        """
+        n_tokens = claimed.reusable_tokens
+        block_bytes = claimed.size_bytes * BLOCK_TOKENS // claimed.n_tokens
+        held = min(self.held_tokens // BLOCK_TOKENS, -(-n_tokens // BLOCK_TOKENS))
+        blocks = (*([0] * held), *([block_bytes] * (-(-n_tokens // BLOCK_TOKENS) - held)))
+        shown = replace(link, rtt_s=link.rtt_s * (1 + SHOWING_ROUND_TRIPS))
+        head_bytes = claimed.n_tokens * TOKEN_SIZE_BYTES
+        return self.weigh(Offer(shown, n_tokens, blocks, head_bytes, self.raw_bytes_per_token))
 
     def decode_bytes_s(self, codec: Codec) -> float:
         """Raw bytes decoded per second; infinite when that was not measured."""

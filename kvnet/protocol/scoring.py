@@ -17,7 +17,7 @@ from kvnet.protocol.ids import PeerId
 FADE_S = 3600.0
 """Misconduct and faults count half as much after this time."""
 
-DOUBT_S = 60.0
+DOUBT_S = 120.0
 """What was measured this long ago may be twice as fast by now: a link that was slow once is tried again some time."""
 
 MAX_DOUBLINGS = 40.0
