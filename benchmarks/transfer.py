@@ -15,7 +15,7 @@ import ssl
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from kvnet.exchange.chunk_fetch import ChunkFetch
 from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode
-from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import ArtifactHash, BytesLike
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk
+from kvnet.format.hashes import ArtifactHash
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import StreamKind
 from kvnet.network.libp2p.host import LibP2PNetwork
@@ -150,9 +150,9 @@ class Fetching:
         assert self._node.bulk is not None
         verified = 0
 
-        async def count(_index: int, data: BytesLike, _peer: PeerId) -> None:
+        async def count(chunks: Sequence[VerifiedChunk], _peer: PeerId) -> None:
             nonlocal verified
-            verified += len(data)
+            verified += sum(len(chunk.data) for chunk in chunks)
 
         providers = self._node.fetcher.providers(self._located)
         begun = time.perf_counter()

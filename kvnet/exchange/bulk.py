@@ -62,6 +62,10 @@ DIAL_S: Final = 2.5
 DIALLED_S: Final = 5.0
 """Seconds for the peer to dial back."""
 
+MAX_WINDOW_BYTES: Final = 64 * 1024 * 1024
+"""Bytes asked for and on their way, a connection. Nothing is kept for them on either side: what is read ahead of the
+store is bounded by the receiver, and what is sent ahead of it by TCP."""
+
 RETRY_S: Final = 300.0
 """Seconds before a bulk connection is tried again with a peer where it failed."""
 
@@ -368,6 +372,7 @@ class BulkTransport:
 
 class _BulkChannel:
     path = "bulk"
+    window_bytes = MAX_WINDOW_BYTES
 
     def __init__(self, receiver: Receiver, put_back: Callable[[Receiver], bool]) -> None:
         self._receiver = receiver
@@ -377,8 +382,8 @@ class _BulkChannel:
         self._receiver.request(request, lengths)
         await trio.lowlevel.checkpoint_if_cancelled()
 
-    async def next_event(self) -> ChunkEvent:
-        return await self._receiver.next_event()
+    async def next_events(self) -> Sequence[ChunkEvent]:
+        return await self._receiver.next_events()
 
     def finished(self, data: BytesLike) -> None:
         self._receiver.finished(data)

@@ -8,9 +8,8 @@ import trio
 from kvnet.errors import KvnetError, NetworkError, NotFoundError
 from kvnet.exchange.events import PeerPart
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
-from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import BytesLike
-from kvnet.network.arrivals import BytesArrived, ChunkArrived
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk
+from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.protocol.fetch import (
     ChunkVerified,
     Completed,
@@ -25,9 +24,9 @@ from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks
 from kvnet.protocol.pace import Pace, Purpose
 
-Sink = Callable[[int, BytesLike, PeerId], Awaitable[None]]
-"""Keeps a verified chunk: (index, stored bytes, who sent it). The bytes are valid until it returns: a channel uses
-their memory again, so whoever keeps them keeps a copy."""
+Sink = Callable[[Sequence[VerifiedChunk], PeerId], Awaitable[None]]
+"""Keeps verified chunks of one peer. Their bytes are valid until it returns: a channel uses their memory again, so
+whoever keeps them keeps a copy."""
 
 
 AskHave = Callable[[PeerId], Awaitable[Container[int] | None]]
@@ -175,12 +174,15 @@ class ChunkFetch:
             )
 
     async def _apply(self, instructions: list[Instruction], nursery: trio.Nursery) -> None:
+        """Do as the machine says: ask for more first, so that it comes while what has come is kept."""
+        verified: dict[PeerId, list[VerifiedChunk]] = {}
         for instruction in instructions:
             match instruction:
                 case RequestChunks(peer, indices):
-                    await self._request(peer, indices, nursery)
+                    self._request(peer, indices, nursery)
                 case ChunkVerified(index, data, peer):
-                    await self._keep(index, data, peer)
+                    chunk = VerifiedChunk(index, data, self._entries[index].hash)
+                    verified.setdefault(peer, []).append(chunk)
                 case DropPeer(peer, reason):
                     self._delivered_by(peer).dropped = reason.value
                     active = self._active.pop(peer, None)
@@ -190,10 +192,12 @@ class ChunkFetch:
                     self._outcome.failed = instruction
                 case Completed():
                     pass
+        for peer, chunks in verified.items():
+            await self._keep(chunks, peer)
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _request(self, peer: PeerId, indices: tuple[int, ...], nursery: trio.Nursery) -> None:
+    def _request(self, peer: PeerId, indices: tuple[int, ...], nursery: trio.Nursery) -> None:
         active = self._active.get(peer)
         if active is None:
             # Never full: the machine asks only for what fits its window, and each request is taken at once.
@@ -206,17 +210,17 @@ class ChunkFetch:
     def _delivered_by(self, peer: PeerId) -> Delivered:
         return self._outcome.delivered.setdefault(peer, Delivered(path=self._paths.get(peer, "")))
 
-    async def _keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
-        """A chunk that is verified is kept even when its peer is dropped meanwhile."""
+    async def _keep(self, chunks: Sequence[VerifiedChunk], peer: PeerId) -> None:
+        """Chunks that are verified are kept even when their peer is dropped meanwhile."""
         delivered = self._delivered_by(peer)
         before = delivered.n_bytes
         delivered.seconds = trio.current_time() - self._began_s[peer]
-        delivered.n_chunks += 1
-        delivered.n_bytes += len(data)
+        delivered.n_chunks += len(chunks)
+        delivered.n_bytes += sum(len(chunk.data) for chunk in chunks)
         self._machine.paused(peer)
         with trio.CancelScope(shield=True):
             try:
-                await self._sink(index, data, peer)
+                await self._sink(chunks, peer)
             except KvnetError as error:
                 self._outcome.sink_error = error
         await self._hold_back(peer, delivered.n_bytes - before)
@@ -247,6 +251,8 @@ class ChunkFetch:
                 try:
                     channel = await self._transport.open(provider.peer)
                     self._paths[provider.peer] = channel.path
+                    if channel.window_bytes:
+                        self._machine.window_known(provider.peer, channel.window_bytes)
                     async with trio.open_nursery() as pair:
                         pair.start_soon(self._send_requests, channel, provider, wanted)
                         await self._read_answers(channel, provider.peer, nursery)
@@ -275,20 +281,33 @@ class ChunkFetch:
 
     async def _read_answers(self, channel: ChunkChannel, peer: PeerId, nursery: trio.Nursery) -> None:
         while True:
-            event = await channel.next_event()
+            events = await channel.next_events()
             now = trio.current_time()
-            match event:
-                case BytesArrived(n_bytes):
-                    self._machine.bytes_arrived(peer, n_bytes, now)
-                case ChunkArrived(index, data, digest):
-                    arrived = self._machine.chunk_arrived(peer, index, data, now, digest=digest)
-                    await self._apply(arrived, nursery)
-                    channel.finished(data)
-                case ChunkRefused():
-                    await self._apply(self._machine.chunk_refused(peer, event.index, event.reason, now), nursery)
-                case ChunkHeader():
-                    unwanted = self._machine.header_arrived(peer, event.index, event.length_bytes, now)
-                    if unwanted:
-                        await self._apply(unwanted, nursery)
-                        await trio.lowlevel.checkpoint()
-                        raise NetworkError("the peer sent a chunk that was not asked for")
+            instructions: list[Instruction] = []
+            unwanted = False
+            for event in events:
+                told = self._told(peer, event, now)
+                instructions += told
+                unwanted |= bool(told) and isinstance(event, ChunkHeader)
+                if any(isinstance(each, DropPeer) and each.peer == peer for each in told):
+                    break  # what follows belongs to nothing that was asked
+            await self._apply(instructions, nursery)
+            for event in events:
+                if isinstance(event, ChunkArrived):
+                    channel.finished(event.data)
+            if unwanted:
+                await trio.lowlevel.checkpoint()
+                raise NetworkError("the peer sent a chunk that was not asked for")
+
+    def _told(self, peer: PeerId, event: ChunkEvent, now: float) -> list[Instruction]:
+        """What the machine says to something that happened."""
+        match event:
+            case BytesArrived(n_bytes):
+                self._machine.bytes_arrived(peer, n_bytes, now)
+                return []
+            case ChunkArrived(index, data, digest):
+                return self._machine.chunk_arrived(peer, index, data, now, digest=digest)
+            case ChunkRefused():
+                return self._machine.chunk_refused(peer, event.index, event.reason, now)
+            case ChunkHeader():
+                return self._machine.header_arrived(peer, event.index, event.length_bytes, now)

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kvnet.exchange.events import FetchProgress, PeerPart
 from kvnet.exchange.lane import Lane
-from kvnet.format.chunks import ChunkEntry
-from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk
+from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import tokens_from_bytes
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
@@ -116,23 +116,26 @@ class FetchPack:
                 self._in_pack.add(index)
         return writer
 
-    def _put(self, index: int, data: BytesLike) -> None:
-        writer = self._writer or self._begin()
-        writer.put(index, data, expected_hash=self._entries[index].hash)
-        self._in_pack.add(index)
+    def _put(self, chunks: Sequence[VerifiedChunk]) -> None:
+        for chunk in chunks:
+            writer = self._writer or self._begin()
+            if chunk.index not in self._in_pack:
+                writer.put_verified(chunk)
+                self._in_pack.add(chunk.index)
+            if chunk.index in self._token_chunks:
+                self._heads[chunk.index] = bytes(chunk.data)
+            self.n_chunks += 1
+            self.n_bytes += len(chunk.data)
 
-    async def keep(self, index: int, data: BytesLike, peer: PeerId) -> None:
-        """Write a verified chunk; the store hashes it once more.
+    async def keep(self, chunks: Sequence[VerifiedChunk], peer: PeerId) -> None:
+        """Write verified chunks, in one go of the lane.
 
         Raises:
-            StoreError: it does not fit, or the disk failed.
+            StoreError: one does not fit, or the disk failed; those before it are kept.
         """
-        await self._lane.run(self._put, index, data)
-        if index in self._token_chunks:
-            self._heads[index] = bytes(data)
-        self.n_chunks += 1
-        self.n_bytes += len(data)
-        await self.tell(peer, index)
+        await self._lane.run(self._put, chunks)
+        for chunk in chunks:
+            await self.tell(peer, chunk.index)
 
     async def tell(self, peer: PeerId = NOBODY, index: int = -1) -> None:
         """Say how far it is: chunk ``index`` came from ``peer``, or time has passed."""

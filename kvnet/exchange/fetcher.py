@@ -27,8 +27,8 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.transport import ChunkTransport
-from kvnet.format.chunks import ChunkEntry, page_count
-from kvnet.format.hashes import ArtifactHash, BytesLike, PrefixKey
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk, page_count
+from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.chunklist import verify_chunk_list
 from kvnet.protocol.fetch import DropReason, FetchLimits
@@ -338,8 +338,8 @@ class ArtifactFetcher:
             else:
                 missing.append(index)
 
-        async def keep(index: int, data: BytesLike, _: PeerId) -> None:
-            fetched[index] = bytes(data)
+        async def keep(chunks: Sequence[VerifiedChunk], _: PeerId) -> None:
+            fetched.update({chunk.index: bytes(chunk.data) for chunk in chunks})
 
         delivered: dict[PeerId, Delivered] = {}
         if missing:

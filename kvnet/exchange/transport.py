@@ -1,6 +1,6 @@
 """How chunk bytes get here: the interface of the data plane, and the one that uses the control transport's streams."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvnet.errors import NetworkError
@@ -20,9 +20,11 @@ class ChunkChannel(Protocol):
 
     Attributes:
         path: what carries them, in one word: "bulk" or "stream".
+        window_bytes: what may be asked for and on its way; 0: whoever asks decides.
     """
 
     path: str
+    window_bytes: int
 
     async def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:
         """Ask for chunks.
@@ -36,8 +38,10 @@ class ChunkChannel(Protocol):
         """
         ...
 
-    async def next_event(self) -> ChunkEvent:
-        """What happens next. A channel that reports a header of a chunk reads no further until it is called again.
+    async def next_events(self) -> Sequence[ChunkEvent]:
+        """What happens next, and all that has happened by then: at least one event.
+
+        A channel that reports a header of a chunk reports it alone, and reads no further until it is called again.
 
         Raises:
             NetworkError: the channel broke or ended.
@@ -68,6 +72,7 @@ class ChunkTransport(Protocol):
 
 class _StreamChannel:
     path = "stream"
+    window_bytes = 0
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -78,7 +83,10 @@ class _StreamChannel:
     async def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:  # noqa: ARG002 - not needed here
         await self._stream.send_all(encode_frame(encode_message(request)))
 
-    async def next_event(self) -> ChunkEvent:
+    async def next_events(self) -> Sequence[ChunkEvent]:
+        return (await self._next_event(),)
+
+    async def _next_event(self) -> ChunkEvent:
         if self._header is None:
             return await self._next_answer()
         if not self._filled:

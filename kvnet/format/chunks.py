@@ -269,6 +269,23 @@ class ChunkEntry:
         return self.length_bytes == 0
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedChunk:
+    """Stored bytes of a chunk that were hashed in this process and match: whoever keeps them need not hash again.
+
+    Made in one place only, from what the fetch machine has compared with the signed chunk list.
+
+    Attributes:
+        index: in the chunk plan.
+        data: its stored bytes.
+        hash: BLAKE3 of `data`.
+    """
+
+    index: int
+    data: BytesLike
+    hash: ChunkHash
+
+
 _NO_HASH: Final = ChunkHash(bytes(HASH_SIZE_BYTES))
 ABSENT: Final = ChunkEntry(0, _NO_HASH)
 """The entry of a chunk its publisher left out."""

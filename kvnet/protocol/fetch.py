@@ -328,6 +328,12 @@ class FetchMachine:
         self._missing.discard(index)
         return [ChunkVerified(index, data, peer), *self._continue(now)]
 
+    def window_known(self, peer: PeerId, max_window_bytes: int) -> None:
+        """What the channel to a peer can have on its way; until then `FetchLimits.max_window_bytes` holds."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.max_window_bytes = max_window_bytes
+
     def chunk_refused(self, peer: PeerId, index: int, reason: str, now: float) -> list[Instruction]:
         """A peer does not send a chunk it was asked for; ``not_held`` concerns that chunk, all else the peer."""
         active = self._active.get(peer)
@@ -490,7 +496,8 @@ class FetchMachine:
         """How many bytes may be asked for and on their way; 0 before the peer has delivered anything."""
         if active.total_bytes == 0:
             return 0
-        return int(min(self._limits.max_window_bytes, active.rate.bytes_s(now) * self._limits.window_s))
+        most = active.max_window_bytes or self._limits.max_window_bytes
+        return int(min(most, active.rate.bytes_s(now) * self._limits.window_s))
 
     def _choose(self, active: FetchPeer, window: int, now: float) -> list[int]:
         chosen: list[int] = []

@@ -134,6 +134,7 @@ class FetchPeer:
         window_bytes: bytes since then.
         part_bytes: bytes of the chunk that is arriving.
         paused: nothing is read from it at the moment.
+        max_window_bytes: what the channel to it can have on its way; 0 when that is not known.
     """
 
     peer: PeerId
@@ -152,6 +153,7 @@ class FetchPeer:
     window_bytes: int = 0
     part_bytes: int = 0
     paused: bool = False
+    max_window_bytes: int = 0
     rate: Rate = field(default_factory=Rate)
 
     def begin(self, now: float) -> None:

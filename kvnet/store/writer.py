@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvnet.errors import IntegrityError, MalformedError, NotInStoreError, StoreError
-from kvnet.format.chunks import ChunkEntry, encode_pages
+from kvnet.format.chunks import ChunkEntry, VerifiedChunk, encode_pages
 from kvnet.format.container import (
     MAX_STORED_CHUNK_BYTES,
     ContainerLayout,
@@ -160,16 +160,24 @@ class DiskPackWriter:
         digest = blake3_hash(data)
         if expected_hash is not None and digest != expected_hash:
             raise IntegrityError(f"chunk {index} does not match its hash")
+        self._write(index, data, digest)
+        return digest
+
+    def put_verified(self, chunk: VerifiedChunk) -> None:
+        """See the interface."""
+        self._require_new(chunk.index, len(chunk.data))
+        self._write(chunk.index, chunk.data, chunk.hash)
+
+    def _write(self, index: int, data: BytesLike, digest: ChunkHash) -> None:
         if digest in self._own or self._host.lease(self, digest):
             self._referenced[index] = ChunkEntry(len(data), digest)
-            return digest
+            return
         if self._next_offset + len(data) > self._room_until:
             self._host.make_room(ROOM_STEP_BYTES)
             self._room_until = self._next_offset + len(data) + ROOM_STEP_BYTES
         with storage_errors("writing a pack"):
             self._files.write(self._open_handle(), data, self._next_offset)
         self._keep(index, PlacedChunk(digest, self._next_offset, len(data)))
-        return digest
 
     def adopt(self, chunks: Iterable[Placed]) -> None:
         """See the interface."""

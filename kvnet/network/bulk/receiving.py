@@ -17,11 +17,16 @@ from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
 from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
 
-AHEAD_BYTES: Final = 16 * 1024 * 1024
+AHEAD_BYTES: Final = 32 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
 
 REPORT_S: Final = 0.25
 """How often bytes of a chunk that is not whole are reported, while the thread waits for more."""
+
+TOGETHER_BYTES: Final = 4 * 1024 * 1024
+TOGETHER_S: Final = 0.005
+"""Whole chunks are handed over together: so many bytes, or whatever has come after so much time. Each handing over
+makes both threads wait for the interpreter in turn."""
 
 WAIT_S: Final = 3600.0
 """One wait of the thread; who is too slow is decided elsewhere, and then the link is stopped."""
@@ -58,6 +63,8 @@ class Receiver:
         self._largest = 0
         self._unreported = 0
         self._reported_s = 0.0
+        self._untold_bytes = 0
+        self._untold_s = 0.0
         link.on_wake = self._take_requests
 
     # --- trio ---
@@ -104,10 +111,21 @@ class Receiver:
             NetworkError: the connection broke or ended.
             ProtocolViolationError: the peer sent something that is no answer.
         """
+        await self._wait_for_event()
+        return self._take_event()
+
+    async def next_events(self) -> list[ChunkEvent]:
+        """What happens next, and all that has happened by then; raises as `next_event`."""
+        await self._wait_for_event()
+        return [self._take_event() for _ in range(len(self._events))]
+
+    async def _wait_for_event(self) -> None:
         while not self._events:
             if self._error is not None:
                 raise self._error
             await self._changed.wait()
+
+    def _take_event(self) -> ChunkEvent:
         event = self._events.popleft()
         if isinstance(event, ChunkArrived | ChunkRefused):
             self._pending -= 1
@@ -150,8 +168,34 @@ class Receiver:
             self._link.close()
 
     def _post(self, event: ChunkEvent) -> None:
+        """Hand over an event, at once."""
         self._events.append(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._untold_bytes = 0
         run_soon(self._token, self._notify)
+
+    def _post_chunk(self, event: ChunkArrived) -> None:
+        """Hand over a chunk, soon: with those that are just coming, when there are any."""
+        self._events.append(event)
+        if not self._untold_bytes:
+            self._untold_s = time.monotonic()
+        self._untold_bytes += len(event.data)
+        if not self._expected or self._untold_bytes >= TOGETHER_BYTES:
+            self._tell()
+        else:
+            self._tell_when_due()
+
+    def _tell_when_due(self) -> float:
+        """Hand over what has waited long enough; returns how long the thread may wait for more."""
+        if not self._untold_bytes:
+            return WAIT_S
+        left_s = self._untold_s + TOGETHER_S - time.monotonic()
+        if left_s > 0:
+            return left_s
+        self._tell()
+        return WAIT_S
 
     def _take_requests(self) -> None:
         while self._wanted:
@@ -176,10 +220,11 @@ class Receiver:
                 self._post(BytesArrived(self._unreported))
                 self._unreported = 0
                 self._reported_s = now_s
+        wait_s = self._tell_when_due()
         if self._output:
-            self._link.wait_both(WAIT_S)
+            self._link.wait_both(wait_s)
         else:
-            self._link.wait_readable(REPORT_S if missing_bytes else WAIT_S, missing_bytes)
+            self._link.wait_readable(min(wait_s, REPORT_S) if missing_bytes else wait_s, missing_bytes)
         self._take_requests()
 
     def _rest(self) -> None:
@@ -224,7 +269,7 @@ class Receiver:
         self._link.check()
         self._unreported = 0
         self._posted_bytes += length
-        self._post(ChunkArrived(header.index, view, ChunkHash(hasher.digest())))
+        self._post_chunk(ChunkArrived(header.index, view, ChunkHash(hasher.digest())))
 
     def _fill(self, view: memoryview) -> None:
         filled = 0
@@ -238,6 +283,8 @@ class Receiver:
         """Room for a chunk, once so much has been done with that memory stays bounded."""
         while 0 < self._posted_bytes - self._finished_bytes > AHEAD_BYTES - n_bytes:
             self._full = True
+            if self._untold_bytes:
+                self._tell()
             # Looked at again after the flag is set: what was done with in between would wake nobody.
             if 0 < self._posted_bytes - self._finished_bytes > AHEAD_BYTES - n_bytes:
                 self._link.wait_woken(WAIT_S)
