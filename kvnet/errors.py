@@ -18,6 +18,7 @@ ends with, and each instance an optional ``hint`` that names the next step::
     ├── StoreError                 50   the store cannot do this
     │   ├── DataDirLockedError     50   another process owns the data directory
     │   ├── StoreFullError         50   quota or disk does not allow it
+    │   ├── RamOnlyError           50   it would be kept, and this node keeps nothing
     │   └── NotInStoreError        50   the artifact or chunk is not held here
     ├── NetworkError               60   the network cannot do this
     │   ├── NotFoundError          60   nobody reachable has it
@@ -29,6 +30,7 @@ ends with, and each instance an optional ``hint`` that names the next step::
     │   ├── PromptError            80   a prompt that the chat template does not take
     │   ├── NoLiveStateError       80   nothing in RAM to export, and computing was not asked for
     │   ├── BusyError              80   no room for this request within the time it may wait
+    │   │   └── CrowdedError       80   the memory it needs is another loaded model's
     │   └── OverBudgetError        80   more memory than there is
     │       └── WindowError        80   more tokens than the model's window holds
     └── InterruptedByUserError    130   Ctrl-C or a stop request
@@ -147,6 +149,12 @@ class StoreFullError(StoreError):
     code = "store_full"
 
 
+class RamOnlyError(StoreError):
+    """It is to be kept, and the node was told to keep nothing on disk."""
+
+    code = "ram_only"
+
+
 class NotInStoreError(StoreError):
     """The artifact or chunk is not held here."""
 
@@ -217,6 +225,12 @@ class BusyError(EngineError):
     """What runs leaves no room for this request within the time it may wait."""
 
     code = "busy"
+
+
+class CrowdedError(BusyError):
+    """Alone on the device the request would fit; other loaded models have the memory it needs."""
+
+    code = "crowded"
 
 
 class OverBudgetError(EngineError):

@@ -158,6 +158,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
     Setting("store.scrub_interval_s", _seconds, "seconds after which a running node reads its store through again"),
     Setting("store.scrub_bytes_s", parse_size_bytes, "the most bytes a second that this reads"),
+    Setting(
+        "store.ram_only", _switch, "keep nothing of prompts on disk: the store is in RAM, ends with the node"
+    ),
     Setting("store.keep_days", _count, "days after which what was kept unasked, and not used, goes"),
     Setting(
         "store.write_budget_bytes_day",
@@ -207,6 +210,7 @@ class Config:
         min_free_bytes: what stays free on its disk.
         scrub_interval_s: seconds from one reading through of the store to the next.
         scrub_bytes_s: the most bytes a second that this reads; 0 for no limit.
+        ram_only: the store is in RAM, and ends with the node.
         keep_days: days without use after which what is not pinned goes.
         write_budget_bytes_day: what may be written in a day without being asked for by name; 0 for nothing.
         listen: HOST:PORT texts.
@@ -242,6 +246,7 @@ class Config:
     min_free_bytes: int
     scrub_interval_s: float
     scrub_bytes_s: int
+    ram_only: bool
     keep_days: int
     write_budget_bytes_day: int
     listen: tuple[str, ...]
@@ -279,6 +284,7 @@ class Config:
             "store.min_free_bytes": self.min_free_bytes,
             "store.scrub_interval_s": self.scrub_interval_s,
             "store.scrub_bytes_s": self.scrub_bytes_s,
+            "store.ram_only": self.ram_only,
             "store.keep_days": self.keep_days,
             "store.write_budget_bytes_day": self.write_budget_bytes_day,
             "network.listen": list(self.listen),
@@ -397,6 +403,7 @@ def load_config(
         "store.min_free_bytes": default_min_free_bytes(free, total),
         "store.scrub_interval_s": 7 * 24 * 3600.0,
         "store.scrub_bytes_s": 32_000_000,
+        "store.ram_only": False,
         "store.keep_days": 7,
         "store.write_budget_bytes_day": 20 * GIGABYTE,
         "network.listen": DEFAULT_LISTEN,
@@ -439,6 +446,7 @@ def load_config(
         min_free_bytes=values["store.min_free_bytes"],
         scrub_interval_s=values["store.scrub_interval_s"],
         scrub_bytes_s=values["store.scrub_bytes_s"],
+        ram_only=values["store.ram_only"],
         keep_days=values["store.keep_days"],
         write_budget_bytes_day=values["store.write_budget_bytes_day"],
         listen=values["network.listen"],

@@ -31,18 +31,29 @@ Api = Annotated[
 
 
 def start(
-    *, listen: Listen = None, api: Api = None, bootstrap: Bootstrap = None, model: str | None = None, context: Context
+    *,
+    listen: Listen = None,
+    api: Api = None,
+    bootstrap: Bootstrap = None,
+    model: str | None = None,
+    ram_only: bool = False,
+    context: Context,
 ) -> int:
     """Run the node in the foreground until Ctrl-C or kvnet node stop.
 
     Args:
         model: the default model of this node.
+        ram_only: keep nothing about prompts on disk; the store is in RAM and ends with the node.
     """
     from kvnet_node.invocation import chosen_model
     from kvnet_node.serving import run_node
 
     settings = context.settings(
-        network_listen=listen, api_listen=api, network_bootstrap=bootstrap, model_default=chosen_model(context, model)
+        network_listen=listen,
+        api_listen=api,
+        network_bootstrap=bootstrap,
+        model_default=chosen_model(context, model),
+        store_ram_only=ram_only or None,
     )
     return run_node(settings, context.output)
 
@@ -89,6 +100,8 @@ def render_status(result: StatusResult) -> str:
     )
     verified = ", ".join(result.reuse_verified) or "not on this machine yet: kvnet selftest --model M"
     held = f"{format_bytes(result.held_bytes)} of {format_bytes(result.quota_bytes)}"
+    if result.ram_only:
+        held += ", in RAM only"
     items = [
         ("node", running),
         ("data dir", result.data_dir),
@@ -99,7 +112,10 @@ def render_status(result: StatusResult) -> str:
         *((("bulk", result.bulk),) if result.bulk else ()),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
-        ("store", f"{format_counted(result.artifacts, 'artifact')}, {held}"),
+        (
+            "store",
+            f"{format_counted(result.artifacts, 'artifact')}, {held}{', in RAM only' if result.ram_only else ''}",
+        ),
         *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),

@@ -187,7 +187,7 @@ async def remove(ctx: OperationContext, request: r.ArtifactRequest) -> r.RemoveR
     """Remove what a text means: a name's version, and its artifact with the last name; or a hash, with its names."""
     services = ctx.services
     meant = await resolve_version(services, request.target)
-    result = await services.background.run(remove_meant, services.store, services.names, meant)
+    result = await services.lane.run(remove_meant, services.store, services.names, meant)
     if result.removed and services.node is not None:
         services.node.removed(meant.artifact if isinstance(meant, NamedVersion) else meant)
     return result

@@ -32,6 +32,7 @@ async def import_container(ctx: OperationContext, request: r.ImportRequest) -> r
     services = ctx.services
     if request.name is not None:
         services.names.check_name(request.name)
+        services.require_disk("a named context")
     record = await services.lane.run(
         services.store.import_container,
         Path(request.path),

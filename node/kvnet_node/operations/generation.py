@@ -43,6 +43,8 @@ _PUBLISHER = re.compile(rf"{TEXT_PREFIX}[a-z2-7]+")
 async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     """Compute the K/V of files as a named context and keep it."""
     services = ctx.services
+    if not request.dry_run:
+        services.require_disk("a named context")
     codec = _codec(request.codec)
     newest = await services.lane.run(services.names.newest, request.name)
     order = newest.file_order if newest is not None else ()

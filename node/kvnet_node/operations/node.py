@@ -37,7 +37,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         policy=services.identity.policy_name,
         artifacts=usage.artifacts,
         held_bytes=usage.held_bytes,
-        quota_bytes=services.config.quota_bytes,
+        quota_bytes=usage.quota_bytes,
         pid=os.getpid() if context.serving else 0,
         uptime_s=services.uptime_s(),
         addresses=services.addresses(),
@@ -48,7 +48,8 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         engines=services.engines.loaded(),
         reuse_verified=services.verified_models(),
         counters=services.counters(),
-        writes=_writes(services.writes),
+        ram_only=services.config.ram_only,
+        writes=None if services.config.ram_only else _writes(services.writes),
         live=await _live(services.engines.engines()),
     )
 

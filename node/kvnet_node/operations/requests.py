@@ -795,6 +795,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     Attributes:
         live: what the loaded models keep in memory between requests; a model too busy to say is left out.
         running: a node process serves this data directory.
+        ram_only: the store is in RAM and ends with the node.
         writes: what may be written to its disk, and was written today.
         endpoint: URLs of the HTTP endpoint, each before ``/v1``.
         bulk: where bulk connections are taken, and whether they are encrypted.
@@ -820,6 +821,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     engines: list[str] = []
     reuse_verified: list[str] = []
     counters: dict[str, int] = {}
+    ram_only: bool = False
     writes: WritesEntry | None = None
     live: list[LiveEntry] = []
 
