@@ -5,6 +5,7 @@ What the two styles of client have in common is here. A :class:`Style` reads bod
 """
 
 import contextlib
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -76,18 +77,19 @@ class Style(Protocol):
 
 
 class Writer:
-    """Writes one response; knows whether it has begun."""
+    """Writes one response; knows whether it has begun, and whether its last piece is on its way."""
 
     def __init__(self, send: Send, request_id: str = "") -> None:
         self._send = send
         self.begun = False
+        self.ending = False
         self.request_id = request_id
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = JSON) -> None:
         """A whole response."""
         sized = {"content-type": content_type, "content-length": str(len(body)), **headers}
         await self.start(status, sized)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self.end(body)
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of a response whose body follows."""
@@ -103,6 +105,7 @@ class Writer:
 
     async def end(self, data: bytes = b"") -> None:
         """The last piece of the body."""
+        self.ending = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
@@ -140,9 +143,10 @@ class Answering:
             failure = failure_of(error)
             await refuse(failure.status, self._style.failure(failure, ""), failure.headers, receive, send)
             return
+        writer = Writer(send)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
-            await self._respond(scope["path"], data, headers, Writer(send))
+            nursery.start_soon(_cancel_when_gone, receive, writer, nursery.cancel_scope)
+            await self._respond(scope["path"], data, headers, writer)
             nursery.cancel_scope.cancel()
 
     async def _respond(self, path: str, data: bytes, headers: Mapping[str, str], writer: Writer) -> None:
@@ -155,8 +159,10 @@ class Answering:
                 await self._run(self._front, incoming, request, renderer, writer)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong is this client's, not the node's
             failure = failure_of(error)
-            if not isinstance(leaf_of(error), KvnetError):
-                _log.exception("request failed", path=path)
+            if not isinstance(leaf := leaf_of(error), KvnetError):
+                # Without its message, which may quote the request.
+                where = "".join(traceback.format_tb(leaf.__traceback__))
+                _log.error("request failed", path=path, error=type(leaf).__name__, where=where)
             if writer.begun:
                 await writer.end(renderer.fail(failure) if renderer is not None else b"")
             else:
@@ -201,11 +207,13 @@ async def _write_whole(
     await writer.whole(started.status, renderer.whole(body), headers)
 
 
-async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+async def _cancel_when_gone(receive: Receive, writer: Writer, scope: trio.CancelScope) -> None:
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while (await receive())["type"] != "http.disconnect":
             pass
-    scope.cancel()
+    if not writer.ending:
+        # Of an answered request the server says the same, while it closes a connection that is to be closed.
+        scope.cancel()
 
 
 async def refuse(status: int, body: bytes, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
