@@ -18,6 +18,7 @@ ends with, and each instance an optional ``hint`` that names the next step::
     ├── StoreError                 50   the store cannot do this
     │   ├── DataDirLockedError     50   another process owns the data directory
     │   ├── StoreFullError         50   quota or disk does not allow it
+    │   ├── StoreAwayError         50   the store's drive is not there
     │   ├── RamOnlyError           50   it would be kept, and this node keeps nothing
     │   └── NotInStoreError        50   the artifact or chunk is not held here
     ├── NetworkError               60   the network cannot do this
@@ -147,6 +148,12 @@ class StoreFullError(StoreError):
     """The quota, or the free space to be left, does not allow it."""
 
     code = "store_full"
+
+
+class StoreAwayError(StoreError):
+    """The drive that the store is on is not there, or fails at everything; it is used again once it is back."""
+
+    code = "store_away"
 
 
 class RamOnlyError(StoreError):

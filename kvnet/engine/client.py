@@ -61,6 +61,8 @@ from kvnet.engine.wire import (
     FrameBuffer,
     GenerateCall,
     GeneratedEvent,
+    LimitedEvent,
+    LimitMemoryCall,
     LiveCall,
     LiveEvent,
     LogitsCall,
@@ -283,6 +285,7 @@ class EngineClient(Engine):
         self._ids = count(1)
         self._info: ModelInfo | None = None
         self._closed = False
+        self._limit_bytes: int | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -346,6 +349,7 @@ class EngineClient(Engine):
                     "--model",
                     str(self._model_path),
                     *self._options,
+                    *(["--limit-bytes", str(self._limit_bytes)] if self._limit_bytes is not None else []),
                 ],
                 stdin=DEVNULL,
                 stdout=DEVNULL,
@@ -490,6 +494,14 @@ class EngineClient(Engine):
         """See ``Engine.live``."""
         answer = _expected(await self._answer(LiveCall(next(self._ids))), LiveEvent)
         return LiveCaches(answer.n_caches, answer.size_bytes, answer.cap_bytes)
+
+    async def limit_memory(self, limit_bytes: int) -> int:
+        """See ``Engine.limit_memory``. A process that has ended holds nothing, and is not started for this."""
+        self._limit_bytes = limit_bytes
+        if self.process_id is None:
+            await trio.lowlevel.checkpoint()
+            return limit_bytes
+        return _expected(await self._answer(LimitMemoryCall(next(self._ids), limit_bytes)), LimitedEvent).held_bytes
 
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""

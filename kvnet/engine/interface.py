@@ -474,6 +474,17 @@ class Engine(Protocol):
         """Forgets every live cache, for example because a publisher is no longer trusted."""
         ...
 
+    async def limit_memory(self, limit_bytes: int) -> int:
+        """Says what weights and K/V together may use from now on, because other models need the rest of the budget.
+
+        Live caches beyond it go at once. Requests that run go on to their end; new ones wait for room, and those that
+        need more than the limit raise ``CrowdedError``. Holds across restarts of the engine's process.
+
+        Returns:
+            What may be in use now: the limit, or what weights and running requests hold if that is more.
+        """
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Generates text; the last event is ``Generated``. Raises as ``export``."""
         ...

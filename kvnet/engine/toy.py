@@ -36,6 +36,7 @@ from kvnet.engine.interface import (
     Logits,
     LogitsRequest,
     ModelInfo,
+    Origin,
     PrefillProgress,
     PreparedPrompt,
     PromptRequest,
@@ -46,6 +47,7 @@ from kvnet.engine.interface import (
 from kvnet.engine.tiles import decode_tile, encode_tile
 from kvnet.errors import (
     CompatibilityError,
+    CrowdedError,
     EngineError,
     IntegrityError,
     NoLiveStateError,
@@ -128,7 +130,9 @@ class ToyEngine(Engine):
         self._costs = costs
         self._closed = False
         self._live: dict[tuple[int, ...], Rows] = {}
+        self._origins: dict[tuple[int, ...], tuple[Origin, ...]] = {}
         self._live_bytes = memory_budget_bytes // 4 if live_bytes is None else live_bytes
+        self._limit_bytes = memory_budget_bytes
         self._info = ModelInfo(
             name=model_path.name,
             path=model_path,
@@ -175,8 +179,9 @@ class ToyEngine(Engine):
         began = trio.current_time()
         restored = await self._restore(request.restore, len(tokens))
         held, rows_held = self._held(tokens)
+        origins: tuple[Origin, ...] = ()
         if rows_held is not None and held > len(restored):
-            restored = rows_held[:held]
+            restored, origins = rows_held[:held], self._origins_of(tokens)
         if not request.prefill and len(restored) < len(tokens):
             raise NoLiveStateError(
                 f"expected K/V of {len(tokens):,} tokens in RAM or the restore plan, found {len(restored):,}"
@@ -190,7 +195,8 @@ class ToyEngine(Engine):
         rows = _extend(restored, tokens)
         written = _write_tiles(request, self._layers, rows)
         yield PrefillProgress(len(tokens), len(tokens))
-        yield Exported(written, len(restored), len(tokens) - len(restored), restore_s, trio.current_time() - began)
+        prefill_s = trio.current_time() - began
+        yield Exported(written, len(restored), len(tokens) - len(restored), restore_s, prefill_s, origins)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """See ``Engine.generate``."""
@@ -266,7 +272,12 @@ class ToyEngine(Engine):
             if asked.stream:
                 yield CompletionBody(asked.piece(_text([token])))
         yield CompletionBody(asked.end(_text(made), reason, len(tokens), len(made), live_tokens + restored))
+        origins = self._origins_of(tokens) if live_tokens else ()
+        if restored and request.restore is not None:
+            origins = (Origin(request.restore.manifest, restored),)
         kept = request.keep_live and self._keep([*tokens, *made], rows)
+        if kept:
+            self._origins[(*tokens, *made)] = origins
         yield Completed(
             tokens=tuple(made),
             finish_reason=reason,
@@ -292,12 +303,17 @@ class ToyEngine(Engine):
         shared = max(self._live, key=lambda held: common_prefix(held, tokens), default=())
         return common_prefix(shared, tokens), self._live.get(shared)
 
+    def _origins_of(self, tokens: Sequence[int]) -> tuple[Origin, ...]:
+        """What the live cache that ``_held`` chooses was restored from."""
+        return self._origins.get(max(self._live, key=lambda held: common_prefix(held, tokens), default=()), ())
+
     def _keep(self, tokens: list[int], rows: Rows) -> bool:
         """Keeps the rows of these tokens if they fit; those kept first make room."""
         rows = _extend(rows, tokens)
-        fits = rows.nbytes <= self._live_bytes
+        room_bytes = min(self._live_bytes, self._limit_bytes - self.info.weights_size_bytes)
+        fits = rows.nbytes <= room_bytes
         if fits:
-            self._evict_to(self._live_bytes - rows.nbytes)
+            self._evict_to(room_bytes - rows.nbytes)
             self._live[tuple(tokens)] = rows
         return fits
 
@@ -315,6 +331,13 @@ class ToyEngine(Engine):
         """See ``Engine.live``."""
         await trio.lowlevel.checkpoint()
         return LiveCaches(len(self._live), sum(rows.nbytes for rows in self._live.values()), self._live_bytes)
+
+    async def limit_memory(self, limit_bytes: int) -> int:
+        """See ``Engine.limit_memory``; what runs is not counted."""
+        await trio.lowlevel.checkpoint()
+        self._limit_bytes = max(limit_bytes, self.info.weights_size_bytes)
+        self._evict_to(self._limit_bytes - self.info.weights_size_bytes)
+        return self._limit_bytes
 
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""
@@ -342,6 +365,10 @@ class ToyEngine(Engine):
         if needed > self._info.memory_budget_bytes:
             raise OverBudgetError(
                 f"{total:,} tokens need {needed:,} bytes; the memory budget is {self._info.memory_budget_bytes:,} bytes"
+            )
+        if needed > self._limit_bytes - self.info.weights_size_bytes:
+            raise CrowdedError(
+                f"{total:,} tokens need {needed:,} bytes; {self._limit_bytes:,} bytes are left to this model"
             )
         return list(tokens)
 

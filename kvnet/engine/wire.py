@@ -146,6 +146,12 @@ class DropLiveCall(Record, frozen=True):
     """Forget every live cache."""
 
 
+class LimitMemoryCall(Record, frozen=True):
+    """Say what weights and K/V may use; see ``Engine.limit_memory``."""
+
+    limit_bytes: int
+
+
 class CancelCall(Record, frozen=True):
     """Stop a request; its answer no longer matters."""
 
@@ -278,6 +284,12 @@ class TextEvent(Record, frozen=True):
     text: bytes
 
 
+class LimitedEvent(Record, frozen=True):
+    """Answer to a limit-memory call."""
+
+    held_bytes: int
+
+
 class LiveEvent(Record, frozen=True):
     """Answer to a live or drop-live call: ``LiveCaches`` as they are then."""
 
@@ -297,6 +309,7 @@ CALLS: tuple[type[Record], ...] = (
     TextOfCall,
     LiveCall,
     DropLiveCall,
+    LimitMemoryCall,
     CancelCall,
 )
 EVENTS: tuple[type[Record], ...] = (
@@ -315,6 +328,7 @@ EVENTS: tuple[type[Record], ...] = (
     CompletedEvent,
     TextEvent,
     LiveEvent,
+    LimitedEvent,
 )
 FINAL_EVENTS = (
     FailedEvent,
@@ -326,6 +340,7 @@ FINAL_EVENTS = (
     CompletedEvent,
     TextEvent,
     LiveEvent,
+    LimitedEvent,
 )
 """Events after which a request is over."""
 _TYPES: tuple[type[Record], ...] = (*CALLS, *EVENTS)

@@ -11,7 +11,7 @@ import trio
 
 from kvnet.engine.interface import Engine, OpenEngine
 from kvnet.engine.models import ModelEntry, choose_model
-from kvnet.errors import BusyError, EngineError, UnknownModelError
+from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError
 from kvnet_node.config import Config
 from kvnet_node.failures import leaf_of
 from kvnet_node.models import demo_models_dir, models_here
@@ -26,15 +26,26 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Loaded:
-    """An engine in memory. ``changed`` is set when its users or its end change, and then replaced."""
+    """An engine in memory. ``changed`` is set when its users or its end change, and then replaced.
+
+    Attributes:
+        held_bytes: what it may have in use: what it was told, or more while requests it had begun need that.
+        share_bytes: what it should have.
+    """
 
     entry: ModelEntry
     engine: Engine
     idle_since: float
+    held_bytes: int = 0
+    share_bytes: int = 0
     users: int = 0
     end: bool = False
     changed: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.engine.info.weights_size_bytes
 
     def tell(self) -> None:
         self.changed.set()
@@ -45,6 +56,7 @@ class _Loaded:
 class _Loading:
     """An engine on its way, and then what became of it."""
 
+    weights_bytes: int
     done: trio.Event = field(default_factory=trio.Event)
     loaded: _Loaded | None = None
     failure: BaseException = field(default_factory=lambda: EngineError("the node is about to stop"))
@@ -67,6 +79,7 @@ class EngineShelf:
         self._loaded: dict[Path, _Loaded] = {}
         self._loading: dict[Path, _Loading] = {}
         self._starting = trio.Lock()
+        self._sharing = trio.Lock()
         self._scan: tuple[float, list[ModelEntry]] | None = None
         self._failed: dict[Path, str] = {}
 
@@ -160,10 +173,17 @@ class EngineShelf:
         loaded = await self._get(entry, loading)
         try:
             yield loaded.engine
+        except Exception as error:
+            if isinstance(leaf_of(error), CrowdedError):
+                self._end_unused_beside(loaded)
+            raise
         finally:
             loaded.users -= 1
             loaded.idle_since = trio.current_time()
             loaded.tell()
+            if loaded.held_bytes > loaded.share_bytes and self._nursery is not None:
+                # What its requests held beyond its share is for the others.
+                self._nursery.start_soon(self._share)
 
     async def _get(self, entry: ModelEntry, loading: Callable[[str], None]) -> _Loaded:
         # Whoever asks for a model while it is being loaded waits here, and finds it loaded.
@@ -173,26 +193,31 @@ class EngineShelf:
                 if loaded is not None:
                     await loaded.ended.wait()
                 loading(entry.name)
-                await self._make_room(entry)
+                if entry.path not in self._loading:
+                    await self._make_room(entry)
                 loaded = await self._start(entry)
             loaded.users += 1
             loaded.tell()
             return loaded
 
     async def _make_room(self, entry: ModelEntry) -> None:
-        """End unused engines, the longest unused first, until the weights fit beside those in use.
+        """End unused engines, the longest unused first, until the weights fit beside what those in use hold.
 
         Raises:
             BusyError: they do not.
         """
         while (limit_bytes := self._limit_bytes()) is not None:
-            held_bytes = sum(loaded.engine.info.weights_size_bytes for loaded in self._loaded.values())
+            held_bytes = self._weights_bytes()
             if held_bytes + entry.size_bytes <= limit_bytes:
-                return
+                await self._share(entry.size_bytes)
+                held_bytes = sum(each.held_bytes for each in self._loaded.values()) + self._loading_bytes()
+                if held_bytes + entry.size_bytes <= limit_bytes:
+                    return
             idle = sorted(
                 (loaded for loaded in self._loaded.values() if not loaded.users), key=lambda each: each.idle_since
             )
             if not idle:
+                await self._share()
                 raise BusyError(
                     f"the weights of {entry.name} need {format_bytes(entry.size_bytes)}; "
                     f"{format_bytes(held_bytes)} of {format_bytes(limit_bytes)} are taken by models in use "
@@ -205,6 +230,50 @@ class EngineShelf:
         """What models may use together, as the loaded ones say; None when none is loaded."""
         return max((loaded.engine.info.memory_budget_bytes for loaded in self._loaded.values()), default=None)
 
+    def _loading_bytes(self) -> int:
+        return sum(each.weights_bytes for path, each in self._loading.items() if path not in self._loaded)
+
+    def _weights_bytes(self) -> int:
+        """Of everything loaded or on its way."""
+        return sum(loaded.weights_bytes for loaded in self._loaded.values()) + self._loading_bytes()
+
+    async def _share(self, coming_bytes: int = 0) -> None:
+        """Tell each engine what it may use: its weights, and an equal part of what all weights leave.
+
+        Nobody is told to take more before others have let go of it.
+
+        Args:
+            coming_bytes: weights that are about to be loaded beside them.
+        """
+        async with self._sharing:
+            limit_bytes = self._limit_bytes()
+            if limit_bytes is None:
+                return
+            n_models = len(self._loaded.keys() | self._loading.keys()) + bool(coming_bytes)
+            part_bytes = max(0, limit_bytes - self._weights_bytes() - coming_bytes) // n_models
+            for loaded in self._loaded.values():
+                loaded.share_bytes = loaded.weights_bytes + part_bytes
+            for loaded in sorted(self._loaded.values(), key=lambda each: each.share_bytes - each.held_bytes):
+                others = sum(each.held_bytes for each in self._loaded.values() if each is not loaded)
+                free_bytes = limit_bytes - others - self._loading_bytes() - coming_bytes
+                await self._limit(loaded, max(min(loaded.share_bytes, free_bytes), loaded.weights_bytes))
+
+    async def _limit(self, loaded: _Loaded, limit_bytes: int) -> None:
+        if loaded.held_bytes == limit_bytes:
+            return
+        try:
+            loaded.held_bytes = await loaded.engine.limit_memory(limit_bytes)
+        except EngineError:
+            # Its process is gone, and the next one begins with this limit.
+            loaded.held_bytes = limit_bytes
+
+    def _end_unused_beside(self, loaded: _Loaded) -> None:
+        """Make room for a request that another model's memory kept from running; its client asks again."""
+        for other in self._loaded.values():
+            if other is not loaded and not other.users:
+                other.end = True
+                other.tell()
+
     async def _end(self, loaded: _Loaded) -> None:
         loaded.end = True
         loaded.tell()
@@ -216,7 +285,7 @@ class EngineShelf:
             raise RuntimeError("the engine shelf is not running")
         loading = self._loading.get(entry.path)
         if loading is None:
-            loading = self._loading[entry.path] = _Loading()
+            loading = self._loading[entry.path] = _Loading(entry.size_bytes)
             self._nursery.start_soon(self._hold, entry, loading)
         await loading.done.wait()
         if loading.loaded is None:
@@ -232,7 +301,9 @@ class EngineShelf:
                 work_dir=self.prepare_work_dir(),
                 live_bytes=self._config.live_bytes,
             ) as engine:
-                loaded = self._loaded[entry.path] = _Loaded(entry, engine, trio.current_time())
+                loaded = _Loaded(entry, engine, trio.current_time(), held_bytes=engine.info.weights_size_bytes)
+                self._loaded[entry.path] = loaded
+                await self._share()
                 self._failed.clear()
                 _log.info("engine started", model=entry.name)
                 self._end_loading(entry, loading, loaded)
@@ -251,6 +322,8 @@ class EngineShelf:
             if loaded is not None:
                 self._loaded.pop(entry.path, None)
                 loaded.ended.set()
+                if self._nursery is not None:
+                    self._nursery.start_soon(self._share)
                 _log.info("engine ended", model=entry.name)
 
     def _end_loading(self, entry: ModelEntry, loading: _Loading, loaded: _Loaded | None) -> None:

@@ -93,6 +93,7 @@ class Bench:
             window_tokens=info.window_tokens,
             limit_bytes=limit_bytes,
             live=self.shelf,
+            live_bytes=live_bytes,
             wait_s=wait_s,
         )
         self.decode = DecodeThread(self.loaded.model, self.loaded.tokenizer)

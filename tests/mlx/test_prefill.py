@@ -6,7 +6,7 @@ import pytest
 
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.prefill import step_ends
-from kvnet.errors import OverBudgetError
+from kvnet.errors import CrowdedError, OverBudgetError
 
 pytestmark = pytest.mark.mlx
 
@@ -44,6 +44,21 @@ def test_memory_counts_weights_and_headroom() -> None:
     budget().check(640)
     with pytest.raises(OverBudgetError, match="645 tokens need 10,010 bytes"):
         budget().check(645)
+
+
+def test_a_limit_below_what_runs_lets_it_run_and_keeps_others_out() -> None:
+    room = budget()
+    assert room.acquire(300, lambda: False)
+    assert room.limit(3000) == 1000 + (300 + 256) * 10
+    with pytest.raises(
+        CrowdedError, match="3,560 bytes with the weights; other models in memory leave 3,000 of 10,000"
+    ):
+        room.check(0)
+    room.release(300)
+    assert room.limit(3560) == 3560
+    room.check(0)
+    assert room.limit(0) == 1000
+    assert room.limit(1 << 40) == 10_000
 
 
 def test_request_waits_until_what_runs_has_left_room() -> None:

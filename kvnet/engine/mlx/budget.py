@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvnet.engine.mlx.caches import HEADROOM_TOKENS
-from kvnet.errors import BusyError, OverBudgetError, WindowError
+from kvnet.errors import BusyError, CrowdedError, OverBudgetError, WindowError
 
 WAIT_S = 60.0
 """How long a request waits for memory that others hold, counted from its arrival."""
@@ -23,6 +23,7 @@ class Shelved(Protocol):
     """Live caches, as far as their memory goes."""
 
     lock: threading.RLock
+    cap_bytes: int
 
     @property
     def size_bytes(self) -> int:
@@ -35,7 +36,7 @@ class Shelved(Protocol):
 
 
 class Budget:
-    """Memory for weights and K/V, shared by everything that runs.
+    """Memory for weights and K/V, shared by everything that runs; other models may have part of it, see ``limit``.
 
     Args:
         weights_size_bytes: always in use.
@@ -43,6 +44,7 @@ class Budget:
         window_tokens: the model's window; 0 when unknown.
         limit_bytes: for weights and K/V together.
         live: what gives way to running requests; ``None`` when nothing is kept.
+        live_bytes: most that live caches get; ``None`` for one part in ``LIVE_SHARE`` of what the weights leave.
         wait_s: longest wait for memory.
     """
 
@@ -54,25 +56,48 @@ class Budget:
         window_tokens: int,
         limit_bytes: int,
         live: Shelved | None = None,
+        live_bytes: int | None = None,
         wait_s: float = WAIT_S,
     ) -> None:
         self._weights = weights_size_bytes
         self._per_token = kv_bytes_per_token
         self._window = window_tokens
+        self._most = limit_bytes
         self._limit = limit_bytes
         self._live = live
+        self._live_bytes_asked = live_bytes
         self._wait_s = wait_s
         self._running: list[int] = []
         # One lock for both, so that a finished request's memory becomes a live cache's in one step.
         self.lock = live.lock if live is not None else threading.RLock()
         self._changed = threading.Condition(self.lock)
+        self._cap_live()
+
+    def limit(self, limit_bytes: int) -> int:
+        """See ``Engine.limit_memory``."""
+        with self._changed:
+            self._limit = min(max(limit_bytes, self._weights), self._most)
+            self._cap_live()
+            if self._live is not None:
+                over = self._live_bytes() - min(self.live_room_bytes(), self._live.cap_bytes)
+                if over > 0:
+                    self._live.reclaim(over)
+            self._changed.notify_all()
+            # Live caches that are being read stay until they were.
+            return max(self._limit, self._running_bytes() + self._live_bytes())
+
+    def _cap_live(self) -> None:
+        if self._live is not None:
+            asked = self._live_bytes_asked
+            self._live.cap_bytes = default_live_bytes(self._limit, self._weights) if asked is None else asked
 
     def check(self, n_tokens: int, max_tokens: int = 0) -> None:
         """Refuses what could never run, even alone.
 
         Raises:
             WindowError: more tokens than the model's window.
-            OverBudgetError: more memory than there is; both with the figures.
+            OverBudgetError: more memory than there is.
+            CrowdedError: more memory than other models leave; all with the figures.
         """
         total = n_tokens + max_tokens
         if self._window and total > self._window:
@@ -82,12 +107,14 @@ class Budget:
                 hint="shorten the prompt" + (" or lower --max-tokens" if max_tokens else ""),
             )
         needed = self._needed([total])
-        if needed > self._limit:
+        if needed > self._most:
             raise OverBudgetError(
                 f"{total:,} tokens need {needed:,} bytes ({self._weights:,} for the weights and {self._per_token:,} a "
-                f"token); the memory budget is {self._limit:,} bytes",
+                f"token); the memory budget is {self._most:,} bytes",
                 hint="shorten the prompt, or use a smaller model",
             )
+        if needed > self._limit:
+            raise self._crowded(total)
 
     def acquire(
         self,
@@ -109,12 +136,15 @@ class Budget:
 
         Raises:
             BusyError: others held the memory for too long; with the figures.
+            CrowdedError: other models got the memory meanwhile.
         """
         deadline_s = (time.monotonic() if since_s is None else since_s) + self._wait_s
         with self._changed:
             while not self._fits(total_tokens, movable_bytes):
                 if cancelled():
                     return False
+                if self._limit < self._needed([total_tokens]) <= self._most:
+                    raise self._crowded(total_tokens)
                 give_way()
                 if self._fits(total_tokens, movable_bytes) or not self._running:
                     break
@@ -139,7 +169,7 @@ class Budget:
     def live_room_bytes(self) -> int:
         """What live caches may take at the moment, all of them together."""
         with self.lock:
-            return self._limit - (self._needed(self._running) if self._running else self._weights)
+            return self._limit - self._running_bytes()
 
     def overdrawn(self) -> bool:
         """Whether running requests and live caches together are beyond the limit."""
@@ -155,8 +185,18 @@ class Budget:
             over -= self._live.reclaim(over)
         return over <= 0
 
+    def _running_bytes(self) -> int:
+        return self._needed(self._running) if self._running else self._weights
+
     def _live_bytes(self) -> int:
         return self._live.size_bytes if self._live is not None else 0
+
+    def _crowded(self, total_tokens: int) -> CrowdedError:
+        return CrowdedError(
+            f"{total_tokens:,} tokens need {self._needed([total_tokens]):,} bytes with the weights; other models in "
+            f"memory leave {self._limit:,} of {self._most:,}",
+            hint="try again: models that nobody uses are taken out of memory for this",
+        )
 
     def _busy(self, total_tokens: int) -> BusyError:
         return BusyError(

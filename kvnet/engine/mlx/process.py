@@ -37,6 +37,8 @@ from kvnet.engine.wire import (
     ExportCall,
     FrameBuffer,
     GenerateCall,
+    LimitedEvent,
+    LimitMemoryCall,
     LiveCall,
     LiveEvent,
     LogitsCall,
@@ -62,6 +64,7 @@ from kvnet.format.codecs import Codec
 from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 if TYPE_CHECKING:
+    from kvnet.engine.mlx.budget import Budget
     from kvnet.engine.mlx.decoding import Generation
     from kvnet.engine.mlx.endpoint import Endpoint
     from kvnet.engine.mlx.lane import Prefilled, Reused, Runner
@@ -130,6 +133,7 @@ class EngineProcess:
         self._wake: Callable[[], None] = lambda: None
         self._runner: Runner
         self._shelf: Shelf
+        self._budget: Budget
         self._text: PromptText
         self._preparer: Preparer
         self._endpoint: Endpoint
@@ -145,7 +149,7 @@ class EngineProcess:
                 self._take(record)
 
     def _load(self) -> None:
-        from kvnet.engine.mlx.budget import Budget, default_live_bytes
+        from kvnet.engine.mlx.budget import Budget
         from kvnet.engine.mlx.decoding import DecodeThread
         from kvnet.engine.mlx.endpoint import Endpoint
         from kvnet.engine.mlx.fingerprinting import DigestCache
@@ -162,17 +166,17 @@ class EngineProcess:
         )
         digests.save()
         info = loaded.info
-        live_bytes = asked.live_bytes
-        if live_bytes is None:
-            live_bytes = default_live_bytes(info.memory_budget_bytes, info.weights_size_bytes)
-        self._shelf = Shelf(live_bytes)
-        budget = Budget(
+        self._shelf = Shelf(0)
+        self._budget = budget = Budget(
             weights_size_bytes=info.weights_size_bytes,
             kv_bytes_per_token=info.kv_bytes_per_token,
             window_tokens=info.window_tokens,
             limit_bytes=info.memory_budget_bytes,
             live=self._shelf,
+            live_bytes=asked.live_bytes,
         )
+        if asked.limit_bytes is not None:
+            budget.limit(asked.limit_bytes)
         decode = DecodeThread(loaded.model, loaded.tokenizer)
         decode.start()
         self._wake = budget.wake
@@ -196,6 +200,8 @@ class EngineProcess:
             self._text_thread.submit(request, lambda: self._words(request, record))
         elif isinstance(record, LiveCall | DropLiveCall):
             self._tell_live(request, drop=isinstance(record, DropLiveCall))
+        elif isinstance(record, LimitMemoryCall):
+            request.send(LimitedEvent(request.id, self._budget.limit(record.limit_bytes)))
         elif isinstance(record, CompleteCall):
             self._complete(request, record)
         else:
@@ -311,6 +317,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--digest-cache", type=Path)
     parser.add_argument("--memory-budget-bytes", type=int)
     parser.add_argument("--live-bytes", type=int)
+    parser.add_argument("--limit-bytes", type=int)
     parser.add_argument("--verify", action="store_true")
     return parser.parse_args(argv)
 

@@ -29,6 +29,7 @@ from kvnet.engine.selftest import last, run_selftest
 from kvnet.engine.toy import open_toy_engine
 from kvnet.errors import (
     CompatibilityError,
+    CrowdedError,
     EngineError,
     IntegrityError,
     NoLiveStateError,
@@ -226,6 +227,21 @@ async def test_an_engine_keeps_no_more_in_ram_than_it_was_told(kind: str, model:
             held = await engine.live()
             assert held.cap_bytes == cap_bytes >= held.size_bytes
             assert (held.n_caches > 0, answer.completed.held_tokens > 0) == (cap_bytes > 0, cap_bytes > 0)
+
+
+async def test_an_engine_makes_room_for_other_models_and_gets_it_back(engine: Engine) -> None:
+    info = engine.info
+    answer = await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+    limit_bytes = info.weights_size_bytes + 100 * info.kv_bytes_per_token
+    assert await engine.limit_memory(limit_bytes) == limit_bytes
+    assert (await engine.live()).size_bytes <= 100 * info.kv_bytes_per_token
+    with pytest.raises(CrowdedError, match=f"{limit_bytes:,}"):
+        await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+    assert await engine.limit_memory(0) == info.weights_size_bytes
+    assert (await engine.live()).size_bytes == 0
+    assert await engine.limit_memory(info.memory_budget_bytes) == info.memory_budget_bytes
+    again = await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+    assert (again.started.live_tokens, told(again.body)) == (0, told(answer.body))
 
 
 async def test_what_live_caches_hold_is_exported_without_computing(engine: Engine, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.interface import ModelInfo
+from kvnet.engine.interface import Completed, CompletionRequest, Engine, ModelInfo, PreparedPrompt, PromptKind
 from kvnet.engine.models import inspect_model
+from kvnet.engine.selftest import last
 from kvnet.engine.toy import ToyCosts, ToyEngine, open_toy_engine
-from kvnet.errors import BusyError, EngineError, UnknownModelError
+from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError
 from kvnet_node.config import load_config
 from kvnet_node.engines import EngineShelf
 from kvnet_node.paths import DataPaths
@@ -143,6 +144,90 @@ async def test_a_model_that_does_not_fit_beside_those_in_use_is_refused_with_fig
             async with engines.use("two"):
                 pass
         assert engines.loaded() == ["one"]
+
+
+class FullEngine(ToyEngine):
+    """Requests that run hold more of its memory than it is told to keep, until ``busy_bytes`` is 0."""
+
+    busy_bytes = 0
+
+    async def limit_memory(self, limit_bytes: int) -> int:
+        return max(await super().limit_memory(limit_bytes), self.busy_bytes)
+
+
+@asynccontextmanager
+async def open_small_engine(model_path: Path, **_: object) -> AsyncIterator[FullEngine]:
+    engine = FullEngine(model_path, ToyCosts(), 1 << 20, LIMIT_BYTES, live_bytes=LIMIT_BYTES)
+    yield engine
+    await engine.aclose()
+
+
+async def talk(engine: Engine, n_tokens: int) -> Completed:
+    """A request of so many tokens, 256 bytes each, and an answer of one."""
+    prompt = PreparedPrompt(tuple(range(3, 3 + n_tokens)), (), 0, 0)
+    body = b'{"prompt": "made up", "max_tokens": 1}'
+    return await last(engine.complete(CompletionRequest(PromptKind.TEXT, body, prompt, None)), Completed)
+
+
+async def until_all_may_use(engines: EngineShelf, expected: list[int]) -> None:
+    with trio.fail_after(5):
+        while [each.held_bytes for each in engines._loaded.values()] != expected:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_models_in_memory_together_share_it_and_live_caches_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        make_model(tmp_path, name)
+    async with shelf(tmp_path, monkeypatch, open_engine=open_small_engine) as engines, engines.use("one") as one:
+        assert (await talk(one, 3000)).held_tokens >= 3000
+        async with engines.use("two") as two:
+            assert (await one.live()).n_caches == 0
+            assert (await talk(two, 1000)).held_tokens >= 1000
+            await until_all_may_use(engines, [LIMIT_BYTES // 2, LIMIT_BYTES // 2])
+
+
+async def test_a_request_that_another_model_keeps_out_is_told_so_and_runs_when_it_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        make_model(tmp_path, name)
+    async with shelf(tmp_path, monkeypatch, open_engine=open_small_engine) as engines:
+        async with engines.use("two") as two:
+            for _ in range(2):
+                # One that is in use stays.
+                with pytest.raises(CrowdedError, match=f"{LIMIT_BYTES // 2:,} bytes are left"):
+                    async with engines.use("one") as one:
+                        await talk(one, 3000)
+                assert set(engines.loaded()) == {"one", "two"}
+            await talk(two, 10)
+        with pytest.raises(CrowdedError):
+            async with engines.use("one") as one:
+                await talk(one, 3000)
+        await until_all_may_use(engines, [LIMIT_BYTES])
+        async with engines.use("one") as one:
+            assert (await talk(one, 3000)).held_tokens >= 3000
+
+
+async def test_what_running_requests_hold_is_not_given_to_another_model_before_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        make_model(tmp_path, name)
+    held_bytes = LIMIT_BYTES * 3 // 4
+    async with shelf(tmp_path, monkeypatch, open_engine=open_small_engine) as engines:
+        async with engines.use("one") as one:
+            assert isinstance(one, FullEngine)
+            one.busy_bytes = LIMIT_BYTES
+            with pytest.raises(BusyError, match=r"1\.05 MB of 1\.05 MB"):
+                async with engines.use("two"):
+                    pass
+            one.busy_bytes = held_bytes
+            async with engines.use("two"):
+                await until_all_may_use(engines, [held_bytes, LIMIT_BYTES - held_bytes])
+                one.busy_bytes = 0
+        await until_all_may_use(engines, [LIMIT_BYTES // 2, LIMIT_BYTES // 2])
 
 
 async def test_models_that_fit_stay_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
