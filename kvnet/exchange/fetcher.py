@@ -306,20 +306,21 @@ class ArtifactFetcher:
             pace=self._pace,
         )
 
-    def _judge(self, delivered: Mapping[PeerId, Delivered], began_s: float) -> None:
-        """Remember what each peer did, for the fetches to come."""
+    def _judge(
+        self, fetch: ChunkFetch, entries: Sequence[ChunkEntry], missing: Sequence[int], began_s: float
+    ) -> None:
+        """Remember what each peer did, for the fetches to come.
+
+        Whoever was asked and had brought nothing when the fetch ended is no faster than one chunk in that time.
+        """
         now_s = trio.current_time()
-        for peer, each in delivered.items():
+        for peer, each in fetch.delivered.items():
             if each.dropped:
                 self.scores.dropped(peer, DropReason(each.dropped), now_s)
             self.scores.delivered(peer, each.n_bytes, now_s - began_s, now_s)
-
-    def _judge_silence(self, fetch: ChunkFetch, sizes: Sequence[int], began_s: float) -> None:
-        """Whoever was asked and had brought nothing when the fetch ended: no faster than one chunk in that time."""
-        now_s = trio.current_time()
-        for peer in fetch.asked:
-            if peer not in fetch.delivered:
-                self.scores.waited(peer, max(sizes), now_s - began_s, now_s)
+        largest = max(entries[index].length_bytes for index in missing)
+        for peer in fetch.asked - fetch.delivered.keys():
+            self.scores.waited(peer, largest, now_s - began_s, now_s)
 
     async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> TokenIds:
         """The artifact's token ids alone, verified and kept nowhere: what a claim of a shared prefix is checked with.
@@ -348,7 +349,7 @@ class ArtifactFetcher:
             try:
                 await fetch.run()
             finally:
-                self._judge(fetch.delivered, began_s)
+                self._judge(fetch, entries, missing, began_s)
             delivered = dict(fetch.delivered)
         parts |= fetched
         tokens = tokens_from_bytes(b"".join(parts[index] for index in plan.token_chunks))
@@ -439,8 +440,7 @@ class ArtifactFetcher:
                 try:
                     await _run_telling(fetch, job, tick_s)
                 finally:
-                    self._judge(fetch.delivered, began_s)
-                    self._judge_silence(fetch, [entries[index].length_bytes for index in missing], began_s)
+                    self._judge(fetch, entries, missing, began_s)
                     job.add(fetch.delivered)
         if patience.cancelled_caught and not job.work.begun:
             raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")

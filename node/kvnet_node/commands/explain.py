@@ -10,13 +10,16 @@ from cyclopts import Parameter
 from kvnet_node.commands.prompt import killer_lines, report_lines
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
+    ExplainedLink,
+    ExplainedPlan,
     ExplainedPrompt,
     ExplainedReuse,
+    ExplainedStep,
     ExplainRequest,
     ExplainResult,
     Source,
 )
-from kvnet_node.output import escape, format_bytes, format_count, format_seconds, pairs
+from kvnet_node.output import columns, escape, format_bytes, format_count, format_seconds, pairs
 
 Sections = Annotated[list[str] | None, Parameter(name="--section", help="only this section; may repeat", negative=())]
 
@@ -108,5 +111,65 @@ def _prompt(data: dict[str, Any]) -> str:
     return "\n".join([*lines, *pairs(rows).splitlines(), *killer_lines(report.killers)])
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {"reuse": _reuse, "prompt": _prompt}
+def _plan(data: dict[str, Any]) -> str:
+    plan = msgspec.convert(data, ExplainedPlan)
+    if plan.note:
+        return plan.note
+    lines = [escape(plan.words)]
+    lines += [f"{_step(step)}: {_times(step.expected_s, step.took_s)}" for step in plan.steps]
+    lines.append(f"in all: {_times(plan.expected_s, plan.ttft_s)}{', looking included' if plan.ttft_s else ''}")
+    if plan.fetched_bytes or plan.ended_early:
+        early = "; it was ended early, as computing the rest had become sooner" if plan.ended_early else ""
+        came = f"{format_bytes(plan.fetched_bytes)} came, {format_count(plan.fetched_tokens)} tokens could be used"
+        lines.append(f"fetched: {came}{early}")
+    for other in plan.alternatives:
+        steps = ", ".join(_step(step) for step in other.steps)
+        lines.append(f"instead, {format_seconds(other.expected_s)}: {steps}")
+    return "\n".join(lines)
+
+
+def _step(step: ExplainedStep) -> str:
+    if step.kind == "compute":
+        return f"compute tokens {format_count(step.first_token)} to {format_count(step.end_token)}"
+    peer = f" ({format_bytes(step.bytes)}) from peer {escape(step.peer) or 'unknown'}" if step.kind == "fetch" else ""
+    return f"{step.kind} {format_count(step.end_token)} tokens{peer}"
+
+
+def _times(expected_s: float, took_s: float | None) -> str:
+    took = f", took {format_seconds(took_s)}" if took_s is not None else ""
+    return f"{format_seconds(expected_s)} expected{took}"
+
+
+def _link(data: dict[str, Any]) -> str:
+    link = msgspec.convert(data, ExplainedLink)
+    parts = [link.note] if link.note else [f"this machine: {link.basis}"]
+    if link.break_even:
+        rows = [
+            (
+                format_count(each.position),
+                each.codec,
+                f"{format_bytes(int(each.bytes_s))}/s" if each.bytes_s else "none",
+            )
+            for each in link.break_even
+        ]
+        parts.append(columns(rows, ("AT TOKEN", "CODEC", "FETCHING PAYS FROM")))
+    known = [(escape(each.peer), _milliseconds(each.rtt_s), _rate(each.bytes_s), each.verdict) for each in link.peers]
+    parts.append(columns(known, ("PEER", "ROUND TRIP", "RATE", "VERDICT")) if known else "no peer is connected")
+    return "\n".join(parts)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return f"{seconds * 1000:,.1f} ms" if seconds is not None else "not measured"
+
+
+def _rate(bytes_s: float | None) -> str:
+    return f"{format_bytes(int(bytes_s))}/s" if bytes_s is not None else "not measured"
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "reuse": _reuse,
+    "plan": _plan,
+    "link": _link,
+    "prompt": _prompt,
+}
 """How each section is put for a person; a section that is not among them is shown as its values."""

@@ -2,10 +2,11 @@
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 
 import structlog
 
-from kvnet.protocol.cost import break_even_bytes_s
+from kvnet.protocol.cost import Machine, break_even_bytes_s
 from kvnet_node.calibrating import calibrate as measure
 from kvnet_node.calibrating import finite
 from kvnet_node.operations import requests as r
@@ -48,14 +49,25 @@ def result(found: Calibration, window_tokens: int, seconds: float) -> r.Calibrat
             r.CodecSpeed(codec, share, found.decode_bytes_s.get(codec)) for codec, share in found.stored_shares.items()
         ],
         kv_bytes_per_token=found.kv_bytes_per_token,
-        break_even=break_even(found, window_tokens),
+        break_even=break_even(
+            found.machine(), found.kv_bytes_per_token, found.stored_shares, positions_in(window_tokens)
+        ),
         seconds=seconds,
     )
 
 
-def break_even(found: Calibration, window_tokens: int) -> list[r.BreakEven]:
-    """The link rate that each position and codec takes."""
-    machine = found.machine()
+def break_even(
+    machine: Machine, kv_bytes_per_token: int, shares: Mapping[str, float], positions: Iterable[int]
+) -> list[r.BreakEven]:
+    """The link rate that each position and codec takes.
+
+    Args:
+        machine: what it can do.
+        kv_bytes_per_token: raw bytes.
+        shares: stored bytes by raw bytes, by codec.
+        positions: in the prompt.
+    """
+    decode_bytes_s = {codec.value: rate for codec, rate in machine.decode_bytes_s.items()}
     return [
         r.BreakEven(
             position,
@@ -63,14 +75,18 @@ def break_even(found: Calibration, window_tokens: int) -> list[r.BreakEven]:
             finite(
                 break_even_bytes_s(
                     machine,
-                    found.kv_bytes_per_token * share,
+                    kv_bytes_per_token * share,
                     position,
-                    raw_bytes_per_token=found.kv_bytes_per_token,
-                    decode_bytes_s=found.decode_bytes_s.get(codec, math.inf),
+                    raw_bytes_per_token=kv_bytes_per_token,
+                    decode_bytes_s=decode_bytes_s.get(codec, math.inf),
                 )
             ),
         )
-        for codec, share in found.stored_shares.items()
-        for position in POSITIONS
-        if position < (window_tokens or math.inf)
+        for codec, share in shares.items()
+        for position in positions
     ]
+
+
+def positions_in(window_tokens: int) -> list[int]:
+    """Those of ``POSITIONS`` that a model's window reaches; all when it is unknown."""
+    return [position for position in POSITIONS if position < (window_tokens or math.inf)]

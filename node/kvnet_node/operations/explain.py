@@ -24,6 +24,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.plans import LinksOf, link_section, links_of, no_links, plan_section
 from kvnet_node.operations.prompts import between, rendered, report
 from kvnet_node.prompts import killers
 from kvnet_node.prompts.compare import Comparison, Prompt, compare
@@ -39,11 +40,18 @@ class Question:
         request: which is explained.
         earlier: those that came before it, oldest first.
         loaded: gives the engine of a model while it is used; ``None`` when that model is not in memory.
+        links: gives what is known of this machine with a model, and of its links.
     """
 
     request: LoggedRequest
     earlier: tuple[LoggedRequest, ...]
     loaded: "Loaded"
+    links: LinksOf = no_links
+
+    @property
+    def model(self) -> str:
+        """The model that answered, or was to: without the name of a context."""
+        return _base(self.request)
 
 
 Loaded = Callable[[str], AbstractAsyncContextManager[Engine | None]]
@@ -52,10 +60,12 @@ MakeSection = Callable[[Question], Awaitable[msgspec.Struct]]
 
 async def explain(ctx: OperationContext, request: r.ExplainRequest) -> r.ExplainResult:
     """Explain one request of the running node."""
-    return await explained(_log(ctx), request, partial(_loaded, ctx))
+    return await explained(_log(ctx), request, partial(_loaded, ctx), partial(links_of, ctx.services))
 
 
-async def explained(log: RequestLog, request: r.ExplainRequest, loaded: Loaded) -> r.ExplainResult:
+async def explained(
+    log: RequestLog, request: r.ExplainRequest, loaded: Loaded, links: LinksOf = no_links
+) -> r.ExplainResult:
     """Explain one request of a log.
 
     Raises:
@@ -66,7 +76,7 @@ async def explained(log: RequestLog, request: r.ExplainRequest, loaded: Loaded) 
         raise UsageError(f"expected sections out of {', '.join(SECTIONS)}, found {unknown[0]!r}")
     wanted = _wanted(log, request.request)
     earlier = tuple(takewhile(lambda each: each is not wanted, log))
-    question = Question(wanted, earlier, loaded)
+    question = Question(wanted, earlier, loaded, links)
     sections = {
         name: msgspec.to_builtins(await make(question))
         for name, make in SECTIONS.items()
@@ -120,7 +130,12 @@ async def prompt_section(question: Question) -> r.ExplainedPrompt:
     return r.ExplainedPrompt(report(labels, examined.prompt, examined.compared, examined.found, excerpts))
 
 
-SECTIONS: dict[str, MakeSection] = {"reuse": reuse_section, "prompt": prompt_section}
+SECTIONS: dict[str, MakeSection] = {
+    "reuse": reuse_section,
+    "plan": plan_section,
+    "link": link_section,
+    "prompt": prompt_section,
+}
 """Every section, in the order they are shown."""
 
 

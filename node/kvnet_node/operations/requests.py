@@ -731,6 +731,104 @@ class ExplainedPrompt(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class BreakEven(msgspec.Struct, frozen=True):
+    """From which link rate fetching a token at ``position`` is sooner than computing it; None when from none."""
+
+    position: int
+    codec: str
+    bytes_s: float | None
+
+
+class ExplainedStep(msgspec.Struct, frozen=True):
+    """One step of a plan.
+
+    Attributes:
+        kind: "restore", "fetch" or "compute".
+        first_token, end_token: which tokens of the prompt.
+        expected_s: seconds it was expected to take.
+        took_s: seconds it took; None when that is not known, or it was not done.
+        bytes: stored bytes to fetch; 0 for other kinds.
+        peer: whom from; "" for other kinds.
+    """
+
+    kind: str
+    first_token: int
+    end_token: int
+    expected_s: float
+    took_s: float | None = None
+    bytes: int = 0
+    peer: str = ""
+
+
+class ExplainedAlternative(msgspec.Struct, frozen=True):
+    """A plan that was not taken."""
+
+    expected_s: float
+    steps: list[ExplainedStep]
+
+
+class ExplainedPlan(msgspec.Struct, frozen=True):
+    """Fetch or compute: what was decided for a prompt, why, and what came of it.
+
+    Attributes:
+        words: the decision.
+        expected_s: seconds to the first token that the plan was expected to take, without looking.
+        ttft_s: what it took, looking included; None before the first token.
+        steps: of the plan.
+        alternatives: what else was considered.
+        expected_bytes_s: the rate that the peers were taken to deliver at; None when unknown, or none offered.
+        fetched_bytes: stored bytes that came.
+        fetched_tokens: tokens that could be used after the fetch.
+        ended_early: the fetch was ended when computing the rest had become sooner.
+        note: why there is nothing else to tell; "" otherwise.
+    """
+
+    words: str = ""
+    expected_s: float = 0.0
+    ttft_s: float | None = None
+    steps: list[ExplainedStep] = []
+    alternatives: list[ExplainedAlternative] = []
+    expected_bytes_s: float | None = None
+    fetched_bytes: int = 0
+    fetched_tokens: int = 0
+    ended_early: bool = False
+    note: str = ""
+
+
+class ExplainedPeer(msgspec.Struct, frozen=True):
+    """What is known of the link to a connected peer.
+
+    Attributes:
+        peer: its id.
+        rtt_s: seconds of a round trip; None when not measured.
+        bytes_s: what it delivered lately; None when not measured.
+        verdict: whether fetching from it pays, in words.
+    """
+
+    peer: str
+    rtt_s: float | None
+    bytes_s: float | None
+    verdict: str
+
+
+class ExplainedLink(msgspec.Struct, frozen=True):
+    """From which link rate on fetching pays for this machine and model, and what the links do.
+
+    Attributes:
+        basis: what is known of this machine.
+        position: the place in the prompt that verdicts are for.
+        break_even: the rate needed, by position and codec.
+        peers: the connected peers.
+        note: why there is nothing else to tell; "" otherwise.
+    """
+
+    basis: str = ""
+    position: int = 0
+    break_even: list[BreakEven] = []
+    peers: list[ExplainedPeer] = []
+    note: str = ""
+
+
 class ExplainResult(Result, frozen=True, tag="explain"):
     """One request, explained. Nothing of it is kept anywhere.
 
@@ -901,14 +999,6 @@ class CodecSpeed(msgspec.Struct, frozen=True):
     codec: str
     stored_share: float
     decode_bytes_s: float | None
-
-
-class BreakEven(msgspec.Struct, frozen=True):
-    """From which link rate fetching a token at ``position`` is sooner than computing it; None when from none."""
-
-    position: int
-    codec: str
-    bytes_s: float | None
 
 
 class CalibrateResult(Result, frozen=True, tag="bench calibrate"):

@@ -192,7 +192,7 @@ async def test_a_request_is_found_by_how_its_id_begins() -> None:
     [
         (r.ExplainRequest("req-none"), "none or several that begin with 'req-none'"),
         (r.ExplainRequest("req-"), "none or several that begin with 'req-'"),
-        (r.ExplainRequest("", ["promt"]), "expected sections out of reuse, prompt, found 'promt'"),
+        (r.ExplainRequest("", ["promt"]), "expected sections out of reuse, plan, link, prompt, found 'promt'"),
     ],
 )
 async def test_what_cannot_be_explained_is_said(request_: r.ExplainRequest, wanted: str) -> None:
@@ -209,8 +209,8 @@ async def test_before_the_first_request_there_is_nothing_to_explain() -> None:
 
 
 def test_a_section_of_a_newer_node_is_shown_as_its_values() -> None:
-    result = r.ExplainResult("req-1", 1.0, "/v1/x", "m", "answered", "", 0.0, 0.0, {"link": {"rtt_s": 0.5}})
-    assert "link\n  rtt_s  0.5" in render(result)
+    result = r.ExplainResult("req-1", 1.0, "/v1/x", "m", "answered", "", 0.0, 0.0, {"weather": {"rain_s": 0.5}})
+    assert "weather\n  rain_s  0.5" in render(result)
 
 
 def test_control_characters_of_a_prompt_are_not_obeyed_by_the_terminal() -> None:

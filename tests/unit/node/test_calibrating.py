@@ -1,0 +1,62 @@
+"""Calibrating: what is measured of an engine whose costs are known."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.toy import ToyCosts, ToyEngine
+from kvnet.errors import CompatibilityError, EngineError
+from kvnet_node.calibrating import FASTEST_BYTES_S, calibrate, points_of, restore_speed
+from kvnet_node.operations.calibrating import result
+from kvnet_node.speeds import Point
+
+MB = 1_000_000
+
+
+async def test_a_calibration_finds_what_the_engine_costs(tmp_path: Path) -> None:
+    costs = ToyCosts(prefill_s_per_token=1e-4, restore_s_per_token=1e-5)
+    engine = ToyEngine(Path("toy"), costs, 2000, 1 << 40)
+    heard: list[tuple[str, int, int]] = []
+    found = await calibrate(engine, tmp_path, now_s=1_800_000_000, say=lambda *each: heard.append(each))
+    assert [point.position for point in found.prefill][:2] == [256, 768]
+    assert all(1_000 < point.tokens_s <= 10_000 for point in found.prefill)
+    # 256 bytes a token in 10 microseconds or more.
+    assert 1e5 < found.restore_bytes_s <= 30e6
+    assert found.decode_bytes_s["shuffle+zstd-1"] > 0
+    assert found.stored_shares["raw"] == 1.0
+    assert (found.measured, found.kv_bytes_per_token) == (1_800_000_000, 256)
+    assert {stage for stage, _, _ in heard} == {"prefill", "restore"}
+    assert not os.listdir(tmp_path)
+    shown = result(found, 2000, 1.5)
+    assert {each.position for each in shown.break_even} == {0, 1024}
+    assert all(each.bytes_s is None or each.bytes_s > 0 for each in shown.break_even)
+
+
+async def test_a_model_that_cannot_be_shared_or_is_too_short_is_refused(tmp_path: Path) -> None:
+    class Unshareable(ToyEngine):
+        @property
+        def info(self) -> ModelInfo:
+            return replace(super().info, fingerprint=None, refusal="state of another kind")
+
+    with pytest.raises(CompatibilityError, match="state of another kind"):
+        await calibrate(Unshareable(Path("toy"), ToyCosts(), 2000, 1 << 40), tmp_path, now_s=1)
+    with pytest.raises(EngineError, match="room for 257 tokens"):
+        await calibrate(ToyEngine(Path("toy"), ToyCosts(), 200, 1 << 40), tmp_path, now_s=1)
+
+
+def test_speeds_are_those_between_two_moments() -> None:
+    assert points_of([(0, 1.0), (512, 2.0), (512, 2.5), (1024, 4.0)]) == [Point(256, 512.0), Point(768, 256.0)]
+    assert points_of([(0, 1.0), (512, 1.0)]) == []
+    assert points_of([]) == []
+
+
+def test_a_restore_is_a_rate_and_a_fixed_part() -> None:
+    speed = restore_speed([10 * MB, 110 * MB], [0.03, 0.13])
+    assert speed.bytes_s == pytest.approx(1e9)
+    assert speed.fixed_s == pytest.approx(0.02)
+    assert restore_speed([10 * MB], [0.1]).bytes_s == pytest.approx(1e8)
+    assert restore_speed([10 * MB, 20 * MB], [0.2, 0.1]).bytes_s == pytest.approx(2e8)
+    assert restore_speed([10 * MB], [0.0]).bytes_s == FASTEST_BYTES_S
