@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -32,7 +33,7 @@ MIN_PIECE_BYTES: Final = 1024
 """Bytes that are spread over time go in pieces of so many seconds, and no smaller than this."""
 
 Room = Callable[[int], memoryview]
-"""A buffer of so many bytes, valid until the next one is asked for; a chunk read into it is sent without a copy."""
+"""A buffer of so many bytes, valid until the next but one is asked for; a chunk read into it is sent without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,18 @@ def pieces_of(n_bytes: int, spread_s: float) -> int:
     return max(1, min(math.ceil(spread_s / PIECE_S), n_bytes // MIN_PIECE_BYTES))
 
 
-Answers = Generator[HeldChunk | ChunkRefused | Pause, None, None]
+Answer = HeldChunk | ChunkRefused | Pause
+Answers = Generator[Answer, None, None]
 
 
 class ChunkSource(Protocol):
     """What a sender gets chunks from."""
 
     def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
-        """Answer each chunk of a request, in its order. Called in the connection's thread; may block on the disk."""
+        """Answer each chunk of a request, in its order; may block on the disk.
+
+        Called in the connection's threads, one answer ahead of what is sent. Each answer takes one room at most.
+        """
         ...
 
 
@@ -80,7 +85,8 @@ class Sender:
         self._link = link
         self._peer = peer
         self._source = source
-        self._buffer = bytearray()
+        self._buffers = (bytearray(), bytearray())
+        self._ahead = ThreadPoolExecutor(1, "kvnet-bulk-read")
         self.done = trio.Event()
         self.failure = ""
 
@@ -114,33 +120,49 @@ class Sender:
             self.failure = "an error of this program"
             _logger.exception("bulk: sending ended by an error of this program")
         finally:
+            self._ahead.shutdown()
             self._link.close()
 
     def _answer(self, request: GetChunks) -> None:
+        """Send answer after answer, while the next one is read and hashed in another thread."""
         answers = self._source.answers(self._peer, request, self._room)
+        coming: Future[Answer | None] | None = None
         try:
-            for answer in answers:
-                match answer:
-                    case HeldChunk(index, data, spread_s):
-                        self._send_chunk(index, data, spread_s)
-                    case Pause(seconds):
-                        self._link.pause(seconds)
-                    case _:
-                        self._send(memoryview(encode_frame(encode_message(answer))))
+            answer = next(answers, None)
+            # One chunk alone is not worth a second thread.
+            many = len(request.indices) > 1
+            while answer is not None:
+                coming = self._ahead.submit(next, answers, None) if many else None
+                self._send_answer(answer)
+                answer = coming.result() if coming is not None else next(answers, None)
         finally:
+            if coming is not None:
+                wait((coming,))
             answers.close()
 
+    def _send_answer(self, answer: Answer) -> None:
+        match answer:
+            case HeldChunk(index, data, spread_s):
+                self._send_chunk(index, data, spread_s)
+            case Pause(seconds):
+                self._link.pause(seconds)
+            case _:
+                self._send(memoryview(encode_frame(encode_message(answer))))
+
     def _room(self, n_bytes: int) -> memoryview:
-        if len(self._buffer) < HEADROOM_BYTES + n_bytes:
-            self._buffer = bytearray(HEADROOM_BYTES + n_bytes)
-        return memoryview(self._buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
+        other, buffer = self._buffers
+        if len(buffer) < HEADROOM_BYTES + n_bytes:
+            buffer = bytearray(HEADROOM_BYTES + n_bytes)
+        self._buffers = (buffer, other)
+        return memoryview(buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
 
     def _send_chunk(self, index: int, data: BytesLike, spread_s: float) -> None:
         header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
         start = HEADROOM_BYTES - len(header)
-        if isinstance(data, memoryview) and data.obj is self._buffer and start >= 0:
-            self._buffer[start:HEADROOM_BYTES] = header
-            self._send_spread(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
+        buffer = data.obj if isinstance(data, memoryview) else None
+        if isinstance(buffer, bytearray) and any(buffer is each for each in self._buffers) and start >= 0:
+            buffer[start:HEADROOM_BYTES] = header
+            self._send_spread(memoryview(buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
         else:
             self._send(memoryview(header))
             self._send_spread(memoryview(data), spread_s)
