@@ -14,6 +14,7 @@ from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
 from kvnet.protocol.messages import (
+    Capability,
     Challenge,
     ChunkHeader,
     ChunkListReply,
@@ -87,11 +88,19 @@ class EvilPeer:
         namespaces: it is a member of.
         answer: decides replies, ``None`` for silence; their request id is put right.
         chunks: answers chunk requests; by default with silence.
+        capabilities: what it says it can do.
     """
 
     def __init__(
-        self, network: Network, namespaces: Sequence[Namespace], answer: Answer, chunks: ChunkHandler | None = None
+        self,
+        network: Network,
+        namespaces: Sequence[Namespace],
+        answer: Answer,
+        chunks: ChunkHandler | None = None,
+        *,
+        capabilities: Sequence[str] = (Capability.SERVE,),
     ) -> None:
+        self._capabilities = capabilities
         self.network = network
         self.requests: list[Request] = []
         self.chunk_requests = 0
@@ -102,7 +111,7 @@ class EvilPeer:
         network.set_handler(StreamKind.CHUNKS, self._serve_chunks)
 
     async def _serve_control(self, peer: PeerId, stream: ByteStream) -> None:
-        machine = _machine(self.network, peer, self._namespaces, Role.RESPONDER)
+        machine = _machine(self.network, peer, self._namespaces, Role.RESPONDER, self._capabilities)
         await stream.send_all(machine.take_output())
         while data := await stream.receive_some(1 << 16):
             for event in machine.receive(data, trio.current_time()):
@@ -124,7 +133,13 @@ class EvilPeer:
                 await self._chunks(stream, decode_chunk_request(body))
 
 
-def _machine(network: Network, peer: PeerId, namespaces: Sequence[Namespace], role: Role) -> ControlSession:
+def _machine(
+    network: Network,
+    peer: PeerId,
+    namespaces: Sequence[Namespace],
+    role: Role,
+    capabilities: Sequence[str] = (Capability.SERVE,),
+) -> ControlSession:
     config = SessionConfig(
         role=role,
         own=network.peer_id,
@@ -133,6 +148,7 @@ def _machine(network: Network, peer: PeerId, namespaces: Sequence[Namespace], ro
         nonce=os.urandom(32),
         padding=os.urandom(256),
         agent="evil",
+        capabilities=capabilities,
     )
     return ControlSession(config, trio.current_time())
 

@@ -13,11 +13,21 @@ from kvnet.format.hashes import artifact_hash_of, artifact_text
 from kvnet.network.interface import ByteStream
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.framing import encode_frame
-from kvnet.protocol.messages import GetManifest, Lookup
+from kvnet.protocol.messages import ChunkHeader, GetChunks, GetManifest, Lookup
+from kvnet.store.disk import DiskStore
 from kvnet.trust.envelope import StatementType, open_manifest, seal
 from tests.e2e.conftest import Kvnet, Ran
 from tests.e2e.prepared import prepare
-from tests.evil import MALFORMED_MANIFESTS, EvilPeer, attacks, frame, manifest_answer, open_session, send_and_wait
+from tests.evil import (
+    MALFORMED_MANIFESTS,
+    EvilPeer,
+    attacks,
+    frame,
+    manifest_answer,
+    open_session,
+    relay_answer,
+    send_and_wait,
+)
 from tests.unit.store.samples import FRIEND, MINE, OTHER, OWN, Sample, sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
@@ -106,6 +116,29 @@ async def test_a_bad_manifest_is_refused_with_the_reason_and_the_artifact_comes_
     ran = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), *addresses))
     assert ran.result["complete"] is True
     assert [provided["peer"] for provided in ran.result["providers"]] == [honest["peer"]]
+
+
+async def test_a_fetch_from_nobody_honest_fails_and_names_what_is_missing(
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    prepare(kvnet, tmp_path, SAMPLE, trusts=FRIEND)
+    prepare(other, tmp_path, trusts=FRIEND)
+    store = DiskStore.open(kvnet.data_dir / "store", quota_bytes=1 << 30, min_free_bytes=0)
+    record = store.get(SAMPLE.hash)
+    store.close()
+    assert record is not None
+
+    async def flip_a_byte(stream: ByteStream, request: GetChunks) -> None:
+        data = SAMPLE.chunks[request.indices[0]]
+        header = frame(ChunkHeader(index=request.indices[0], length_bytes=len(data)))
+        await stream.send_all(header + bytes([data[0] ^ 1]) + data[1:])
+
+    evil = EvilPeer(LibP2PNetwork(bytes(32), listen=["127.0.0.1:0"]), (MINE,), relay_answer(record), flip_a_byte)
+    await nursery.start(evil.network.run)
+    ran = await run(lambda: other("fetch", artifact_text(SAMPLE.hash), "--from", evil.network.addresses()[0]))
+    assert (ran.code, ran.stdout) == (60, "")
+    assert f"{len(SAMPLE.chunks)} chunks are missing and none of 1 providers gave them (1 bad_chunk)" in ran.stderr
+    assert evil.chunk_requests <= 3
 
 
 def _forged(artifact: Sample) -> list[bytes]:
