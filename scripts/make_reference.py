@@ -61,8 +61,9 @@ def help_text(*verb: str) -> str:
 
 def verbs_in(text: str) -> list[str]:
     """Return the verbs that a help text lists under Commands."""
-    _, found, rest = text.partition("─ Commands ─")
-    return re.findall(r"^│ ([a-z][a-z-]*) ", rest.split("╰")[0], re.MULTILINE) if found else []
+    boxes = re.findall(r"^╭─ ([^─]+) ─*╮\n(.*?)^╰", text, re.MULTILINE | re.DOTALL)
+    lists = [body for title, body in boxes if title not in ("Arguments", "Parameters")]
+    return [verb for body in lists for verb in re.findall(r"^│ ([a-z][a-z-]*) ", body, re.MULTILINE)]
 
 
 def commands_page() -> str:

@@ -5,6 +5,7 @@ nor MLX nor trio.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,27 @@ from kvnet_node.output import Output
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
 
+# No line is longer than 78 characters: a terminal of 80 columns must not break it again.
 _EPILOGUE = """\
 Global flags, before or after the verb:
---data-dir DIR (where this node keeps its files), --json (one object a line, the last is the result),
---quiet, --verbose, --no-color.
+  --data-dir DIR   where this node keeps its files
+  --json           one object a line, the last is the result
+  --quiet, --verbose, --no-color
 
-Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 10 malformed bytes, 20 integrity, 30 trust,
-40 compatibility, 50 store, 60 network, 80 engine, 130 interrupted.
+Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 10 malformed bytes,
+20 integrity, 30 trust, 40 compatibility, 50 store, 60 network, 80 engine,
+130 interrupted.
 """
+
+# The headings of ``kvnet --help`` in order, and the verbs below each.
+_HEADINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Contexts and answers", ("add", "ask", "generate", "fetch", "list", "show", "rm")),
+    ("The node and its clients", ("node", "status", "connect", "explain", "peers")),
+    ("Pairing and trust", ("namespace", "key", "export", "import")),
+    ("Prompts and what they cost", ("prompt", "audit", "savings", "size", "bench")),
+    ("The store", ("pin", "unpin", "gc", "verify", "store")),
+    ("This machine", ("demo", "doctor", "selftest", "model", "config")),
+)
 
 _VERBS: tuple[tuple[str, str, str], ...] = (
     ("add", "generation:add", "Compute the K/V of files as a named context and keep it."),
@@ -117,26 +131,42 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
 
 def build_app() -> "App":
     """The command-line application; no verb is imported yet."""
-    from cyclopts import App
+    from cyclopts import App, Group
 
     import kvnet
 
     app = App(
         name="kvnet",
-        help="Prefill state as an artifact: named, signed, fetched from peers instead of computed again.",
+        help=(
+            "Keep what a model has read (its K/V cache), reuse it, and fetch it from peers instead of computing it "
+            "again."
+        ),
         help_epilogue=_EPILOGUE,
         help_format="plaintext",
         version=kvnet.__version__,
         default_parameter=_plain_flags(),
+        group_commands=Group("Help", sort_key=len(_HEADINGS)),
     )
+    headings = _headings()
     for name, target, text in _VERBS:
-        app.command(f"kvnet_node.commands.{target}", name=name, help=text)
+        app.command(f"kvnet_node.commands.{target}", name=name, help=text, group=headings.get(name))
     for group_name, group_text, verbs in _GROUPS:
-        group = App(name=group_name, help=group_text)
+        group = App(name=group_name, help=group_text, group=headings.get(group_name), group_commands=Group("Commands"))
         for name, target, text in verbs:
             group.command(f"kvnet_node.commands.{target}", name=name, help=text)
         app.command(group)
     return app
+
+
+def _headings() -> dict[str, Any]:
+    """Under which heading each verb stands."""
+    from cyclopts import Group
+
+    found = {}
+    for order, (heading, verbs) in enumerate(_HEADINGS):
+        group = Group(heading, sort_key=order)
+        found.update(dict.fromkeys(verbs, group))
+    return found
 
 
 def _plain_flags() -> Any:
@@ -201,7 +231,9 @@ def _usage_text(error: "CycloptsError") -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         words = " ".join(error.unused_tokens)
         return f"expected no further argument, found {words[:80]!r}"
-    return str(error)
+    text = str(error)
+    flag = re.match(r'Unknown command "(-[^"]*)"', text)
+    return f"expected a verb before its flags, found {flag[1][:80]!r}" if flag else text
 
 
 def _report(error: BaseException, output: Output) -> int:
