@@ -115,7 +115,8 @@ async def test_a_bad_manifest_is_refused_with_the_reason_and_the_artifact_comes_
     addresses = ("--from", address, "--from", honest["addresses"][0])
     ran = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), *addresses))
     assert ran.result["complete"] is True
-    assert [provided["peer"] for provided in ran.result["providers"]] == [honest["peer"]]
+    assert [each["peer"] for each in ran.result["providers"] if each["chunks"]] == [honest["peer"]]
+    assert all(each["dropped"] for each in ran.result["providers"] if not each["chunks"])
 
 
 async def test_a_fetch_from_nobody_honest_fails_and_names_what_is_missing(
