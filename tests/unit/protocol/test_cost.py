@@ -22,6 +22,7 @@ from kvnet.protocol.cost import (
     break_even_bytes_s,
     local_plan,
     reconsider,
+    whole_plan,
 )
 from tests.unit.protocol.swarm import peer
 
@@ -190,3 +191,23 @@ def test_what_has_arrived_in_part_counts() -> None:
 def test_fetch_that_ends_inside_a_block_is_finished_there() -> None:
     one = offer(100e6)
     assert reconsider(MACHINE, 1100, Underway(one, 700, 700, one.head_bytes + 3 * BLOCK, 0.0)) == 700
+
+
+def test_restoring_and_decoding_raise_the_rate_that_fetching_takes() -> None:
+    machine = Machine(PrefillSpeed([SpeedPoint(0, 1000.0)]), restore_bytes_s=RAW * 4000.0)
+    plain = break_even_bytes_s(machine, RAW, 0)
+    restored = break_even_bytes_s(machine, RAW, 0, raw_bytes_per_token=RAW)
+    decoded = break_even_bytes_s(machine, RAW, 0, raw_bytes_per_token=RAW, decode_bytes_s=RAW * 2000.0)
+    assert plain == pytest.approx(RAW * 1000.0)
+    assert restored == pytest.approx(plain / 0.75)
+    assert decoded == pytest.approx(plain / 0.25)
+    never = break_even_bytes_s(machine, RAW, 0, raw_bytes_per_token=RAW, decode_bytes_s=RAW * 900.0)
+    assert never == math.inf
+
+
+def test_the_whole_of_an_offer_is_a_plan_unless_it_is_held() -> None:
+    whole = whole_plan(MACHINE, 1100, 0, offer(1e6))
+    assert whole is not None
+    assert whole.fetch is not None
+    assert whole.fetch.n_tokens == 1024
+    assert whole_plan(MACHINE, 1100, 1024, offer(1e6)) is None
