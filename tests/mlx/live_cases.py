@@ -36,11 +36,13 @@ from kvnet.engine.interface import (  # noqa: E402
     RestorePlan,
 )
 from kvnet.engine.mlx.budget import Budget  # noqa: E402
+from kvnet.engine.mlx.caches import HEADROOM_TOKENS  # noqa: E402
 from kvnet.engine.mlx.decoding import DecodeThread, Generation  # noqa: E402
 from kvnet.engine.mlx.fingerprinting import DigestCache  # noqa: E402
 from kvnet.engine.mlx.lane import Lane, Prefilled, Reused, Runner  # noqa: E402
-from kvnet.engine.mlx.live import Shelf  # noqa: E402
+from kvnet.engine.mlx.live import Shelf, size_of  # noqa: E402
 from kvnet.engine.mlx.loader import load_folder  # noqa: E402
+from kvnet.engine.mlx.prefill import prefill, step_ends  # noqa: E402
 from kvnet.engine.mlx.requests import CancelledRequestError, Request  # noqa: E402
 from kvnet.engine.scratch import scratch_restore  # noqa: E402
 from kvnet.engine.wire import ExportedEvent, FailedEvent, GeneratedEvent, Record, written_chunks  # noqa: E402
@@ -89,7 +91,7 @@ class Bench:
         self.shelf = Shelf(live_bytes)
         self.budget = Budget(
             weights_size_bytes=info.weights_size_bytes,
-            kv_bytes_per_token=info.kv_bytes_per_token,
+            cost=self.loaded.cost,
             window_tokens=info.window_tokens,
             limit_bytes=limit_bytes,
             live=self.shelf,
@@ -374,6 +376,27 @@ def private_requests_leave_nothing_and_take_nothing_away(folder: Path) -> None:
     assert (bench.shelf.size_bytes, bench.shelf.covered(private)) == (size, held)
     # And a request that must not use live caches computes everything.
     assert bench.complete(private, use_live=False, keep_live=False).reused.live_tokens == 0
+
+
+def state_that_cannot_be_shared_counts_as_much_as_it_takes(folder: Path) -> None:
+    for name in ("LLAMA", "SLIDING_WINDOW", "MAMBA", "MLA"):
+        model = tinymodels.write_model(folder / name, getattr(tinymodels, name))
+        loaded = Bench(model).loaded
+        for n_tokens in (1, 300, 1024, 1900):
+            caches = loaded.new_caches()
+            ends = step_ends(0, n_tokens, loaded.info.producer.prefill_step)
+            tokens = made_up_tokens(n_tokens)
+            prefill(loaded.model, caches, tokens, start=0, ends=ends, between=lambda _: None)
+            size = size_of(caches)
+            assert size <= loaded.cost.bytes_for(n_tokens + HEADROOM_TOKENS), (name, n_tokens)
+            assert size >= loaded.cost.bytes_for(n_tokens) // 2 or n_tokens == 1, (name, n_tokens)
+        room = Bench(model, limit_bytes=loaded.info.weights_size_bytes + loaded.cost.bytes_for(HEADROOM_TOKENS + 900))
+        assert room.complete(made_up_tokens(800), max_tokens=3, keep_live=False).tokens
+        if name == "MAMBA":
+            # Its state is as large after one token as after a thousand.
+            assert room.complete(made_up_tokens(1200), max_tokens=3, keep_live=False).tokens
+        else:
+            refused(OverBudgetError, partial(room.complete, made_up_tokens(1200)))
 
 
 def live_caches_go_when_running_requests_need_their_memory(folder: Path) -> None:

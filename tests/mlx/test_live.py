@@ -16,6 +16,7 @@ CASES = (
     "simultaneous_requests_over_one_live_cache_and_an_export_equal_sequential_ones",
     "a_moved_cache_comes_back_after_cancellation",
     "private_requests_leave_nothing_and_take_nothing_away",
+    "state_that_cannot_be_shared_counts_as_much_as_it_takes",
     "live_caches_go_when_running_requests_need_their_memory",
     "system_prompts_are_evicted_last",
     "waiting_for_memory_ends_with_figures",

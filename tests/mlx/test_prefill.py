@@ -6,6 +6,7 @@ import pytest
 
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.prefill import step_ends
+from kvnet.engine.mlx.state_cost import StateCost
 from kvnet.errors import CrowdedError, OverBudgetError
 
 pytestmark = pytest.mark.mlx
@@ -30,7 +31,7 @@ def test_steps_end_at_absolute_multiples_and_at_stops(
 
 
 def budget(limit_bytes: int = 10_000) -> Budget:
-    return Budget(weights_size_bytes=1000, kv_bytes_per_token=10, window_tokens=700, limit_bytes=limit_bytes)
+    return Budget(weights_size_bytes=1000, cost=StateCost(((10, None),)), window_tokens=700, limit_bytes=limit_bytes)
 
 
 def test_window_counts_what_may_be_generated() -> None:

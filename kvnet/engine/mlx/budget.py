@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvnet.engine.mlx.caches import HEADROOM_TOKENS
+from kvnet.engine.mlx.state_cost import StateCost
 from kvnet.errors import BusyError, CrowdedError, OverBudgetError, WindowError
 
 WAIT_S = 60.0
@@ -40,7 +41,7 @@ class Budget:
 
     Args:
         weights_size_bytes: always in use.
-        kv_bytes_per_token: over all layers; 0 when unknown, then only the window counts.
+        cost: of a sequence's K/V and other state.
         window_tokens: the model's window; 0 when unknown.
         limit_bytes: for weights and K/V together.
         live: what gives way to running requests; ``None`` when nothing is kept.
@@ -52,7 +53,7 @@ class Budget:
         self,
         *,
         weights_size_bytes: int,
-        kv_bytes_per_token: int,
+        cost: StateCost,
         window_tokens: int,
         limit_bytes: int,
         live: Shelved | None = None,
@@ -60,7 +61,7 @@ class Budget:
         wait_s: float = WAIT_S,
     ) -> None:
         self._weights = weights_size_bytes
-        self._per_token = kv_bytes_per_token
+        self._cost = cost
         self._window = window_tokens
         self._most = limit_bytes
         self._limit = limit_bytes
@@ -109,8 +110,8 @@ class Budget:
         needed = self._needed([total])
         if needed > self._most:
             raise OverBudgetError(
-                f"{total:,} tokens need {needed:,} bytes ({self._weights:,} for the weights and {self._per_token:,} a "
-                f"token); the memory budget is {self._most:,} bytes",
+                f"{total:,} tokens need {needed:,} bytes ({self._weights:,} of them for the "
+                f"weights); the memory budget is {self._most:,} bytes",
                 hint="shorten the prompt, or use a smaller model",
             )
         if needed > self._limit:
@@ -209,8 +210,8 @@ class Budget:
     def _needed(self, totals: list[int]) -> int:
         # A batch pads every row to the longest, and copies all rows when one joins.
         longest = max(totals) + HEADROOM_TOKENS
-        rows = longest if len(totals) == 1 else 2 * len(totals) * longest
-        return self._weights + rows * self._per_token
+        n_sequences = 1 if len(totals) == 1 else 2 * len(totals)
+        return self._weights + n_sequences * self._cost.bytes_for(longest)
 
 
 def default_live_bytes(limit_bytes: int, weights_size_bytes: int) -> int:

@@ -23,6 +23,7 @@ from kvnet.engine.mlx.fingerprinting import (
     read_config,
     weight_files,
 )
+from kvnet.engine.mlx.state_cost import StateCost, state_cost
 from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError
 from kvnet.format.fingerprint import Fingerprint, Producer, config_digest
 
@@ -32,11 +33,16 @@ WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run; every array in it is evaluated."""
+    """A model ready to run; every array in it is evaluated.
+
+    Attributes:
+        cost: of a sequence's state, which also models have whose state cannot be shared.
+    """
 
     model: Any
     tokenizer: Any
     info: ModelInfo
+    cost: StateCost
 
     def new_caches(self) -> list[Any]:
         """Fresh, empty caches for one sequence."""
@@ -62,7 +68,8 @@ def load_folder(
     weights = digest_weights(files, digests)
     if [FileStamp.of(file) for file in files] != stamps:
         raise EngineError("the weights changed while the model was loaded", hint="try again once they are complete")
-    fingerprint, refusal = _identify(weights, config, model)
+    caches = _after_one_token(model)
+    fingerprint, refusal = _identify(weights, config, model, caches)
     return LoadedModel(
         model,
         tokenizer,
@@ -80,6 +87,7 @@ def load_folder(
             shareable=fingerprint is not None,
             refusal=refusal,
         ),
+        state_cost(caches, runtime.prefill_step()),
     )
 
 
@@ -105,14 +113,21 @@ def _size_of(model: Any) -> int:
     return sum(int(array.nbytes) for _, array in tensors)
 
 
-def _identify(weights: bytes, config: dict[str, Any], model: Any) -> tuple[Fingerprint | None, str]:
-    """The model's fingerprint, or why it has none and its K/V cannot be shared; it can still generate."""
+def _after_one_token(model: Any) -> list[Any]:
+    """Caches that have seen one token: shapes and dtypes of K/V are not known before."""
     caches = list(make_prompt_cache(model))
+    if caches:
+        model(mx.array([[0]]), cache=caches)
+        evaluate(caches)
+    return caches
+
+
+def _identify(
+    weights: bytes, config: dict[str, Any], model: Any, caches: Sequence[Any]
+) -> tuple[Fingerprint | None, str]:
+    """The model's fingerprint, or why it has none and its K/V cannot be shared; it can still generate."""
     if refusal := refusal_of(caches):
         return None, refusal
-    # Shapes and dtypes of K/V are known only after a token has passed.
-    model(mx.array([[0]]), cache=caches)
-    evaluate(caches)
     try:
         fingerprint = Fingerprint(
             weights=weights,

@@ -169,7 +169,7 @@ class EngineProcess:
         self._shelf = Shelf(0)
         self._budget = budget = Budget(
             weights_size_bytes=info.weights_size_bytes,
-            kv_bytes_per_token=info.kv_bytes_per_token,
+            cost=loaded.cost,
             window_tokens=info.window_tokens,
             limit_bytes=info.memory_budget_bytes,
             live=self._shelf,
