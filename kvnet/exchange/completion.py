@@ -50,7 +50,7 @@ from kvnet.exchange.prefix_reuse import (
     may_be_the_prefix,
     without_prefix,
 )
-from kvnet.exchange.reuse import Rejected
+from kvnet.exchange.reuse import Lossy, Rejected
 from kvnet.format.fingerprint import Verdict
 from kvnet.protocol.cost import Machine
 from kvnet.store.interface import Store
@@ -200,6 +200,7 @@ class Completer:
         speeds: measured prefill speeds: read for ``saved_s``, told of every prefill.
         keeper: keeps what is worth it, in the background; ``None`` to keep nothing on disk.
         exact_only: reuse only artifacts whose verdict is ``EXACT``.
+        lossy: whether artifacts of a lossy codec are reused.
         used: told of every completion that was not private, once, when it is complete.
     """
 
@@ -213,9 +214,10 @@ class Completer:
         speeds: Speeds,
         keeper: Keeper | None = None,
         exact_only: bool = False,
+        lossy: Lossy = Lossy.NEVER,
         used: Callable[[Finished], None] | None = None,
     ) -> None:
-        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only)
+        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only, lossy=lossy)
         self._asks_peers = fetch_prefix is not None
         self._speeds = speeds
         self._keeper = keeper

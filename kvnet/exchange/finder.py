@@ -12,6 +12,7 @@ import trio
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.errors import KvnetError, StoreError
+from kvnet.exchange.choosing import choose
 from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.fetch_pack import ProgressCallback
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, SessionsOf, TokenIds
@@ -20,7 +21,7 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.planning import Happened, Missing, PlanReport, Weigher, link_to, missing_chunks, rate_words
 from kvnet.exchange.race import GRACE_S, PlannedRace, Race
-from kvnet.exchange.reuse import Rejected, held_tokens, judge
+from kvnet.exchange.reuse import Lossy, Rejected, held_tokens, judge
 from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.fingerprint import Fingerprint
@@ -192,6 +193,7 @@ class PrefixFinder:
         exact_only: take only artifacts whose verdict is ``EXACT``.
 
     Attributes:
+        lossy: when artifacts of a lossy codec are taken.
         wrote: told of the bytes that each fetch for a prompt wrote into the store.
     """
 
@@ -217,6 +219,7 @@ class PrefixFinder:
         self._open_session = open_session
         self._published = published
         self._exact_only = exact_only
+        self.lossy = Lossy.NEVER
         self._flights: Flights[_Flight] = Flights(_Flight)
         self.wrote: Callable[[int], None] = lambda _n_bytes: None
 
@@ -262,6 +265,8 @@ class PrefixFinder:
             worth_a_block = len(tokens) - held_tokens > BLOCK_TOKENS
             if not candidates and not search.reasons and self._sessions() and worth_a_block:
                 search.reasons.append("no peer offers a longer prefix")
+            candidates, against = choose(candidates, self.lossy, weigher, self._link)
+            search.reasons += against
             candidates = candidates[:MAX_CANDIDATES]
             for tried, candidate in enumerate(candidates):
                 if prompt.weigher is not None and not self._may_win(candidate, prompt.weigher, search):
@@ -536,7 +541,14 @@ class PrefixFinder:
             if lie is not None:
                 reasons.append(f"a peer claimed an artifact, but {lie}")
                 continue
-            verdict = judge(signed.manifest, signed.artifact_hash, info, self._identity, exact_only=self._exact_only)
+            verdict = judge(
+                signed.manifest,
+                signed.artifact_hash,
+                info,
+                self._identity,
+                exact_only=self._exact_only,
+                lossy=self.lossy,
+            )
             if isinstance(verdict, Rejected):
                 return _Shown(rejected=(verdict,), reasons=tuple(reasons))
             return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))

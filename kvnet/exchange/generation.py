@@ -32,7 +32,7 @@ from kvnet.exchange.prefix_reuse import (
     may_be_the_prefix,
     without_prefix,
 )
-from kvnet.exchange.reuse import Rejected
+from kvnet.exchange.reuse import Lossy, Rejected
 from kvnet.format.fingerprint import Verdict
 from kvnet.store.interface import Store
 
@@ -88,6 +88,7 @@ class Generator:
         identity: namespaces and policy.
         fetch_prefix: how to ask peers; ``None`` to use the store alone.
         exact_only: reuse only artifacts whose verdict is ``EXACT``.
+        lossy: whether artifacts of a lossy codec are reused.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Generator:
         fetch_prefix: FetchPrefix | None,
         *,
         exact_only: bool = False,
+        lossy: Lossy = Lossy.NEVER,
     ) -> None:
         self._identity = identity
-        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only)
+        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only, lossy=lossy)
 
     async def generate(
         self, engine: Engine, tokens: Sequence[int], *, max_tokens: int, reuse: bool

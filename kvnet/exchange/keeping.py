@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvnet.engine.interface import Engine
-from kvnet.errors import IntegrityError, KvnetError, NoLiveStateError, StoreError, TrustError
+from kvnet.errors import IntegrityError, KvnetError, NoLiveStateError, StoreAwayError, StoreError, TrustError
 from kvnet.exchange.admission import USED_UP, AdmissionPolicy, Signals
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.publisher import AddRequest, Publisher
-from kvnet.exchange.reuse import PrefixHit, find_local
+from kvnet.exchange.reuse import Lossy, PrefixHit, find_local
 from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, PrefixKey
@@ -86,6 +86,9 @@ class Keeper:
         hooks: who is told.
         codec: how tiles are stored when nothing of the conversation is stored yet.
         now: seconds since 1970.
+
+    Attributes:
+        lossy: whether requests reuse artifacts of a lossy codec; what extends one is stored as lossy too.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Keeper:
         self._budget = budget
         self._hooks = hooks or KeeperHooks()
         self._codec = codec
+        self.lossy = Lossy.NEVER
         self._now = now
         self._waiting: list[ToKeep] = []
         self._changed = trio.Event()
@@ -209,6 +213,9 @@ class Keeper:
             self._counters["keep_no_live_state"] += 1
         except TrustError:
             self._counters["keep_not_allowed"] += 1
+        except StoreAwayError:
+            # The store has said so, once.
+            self._counters["keep_failed"] += 1
         except (StoreError, IntegrityError, OSError) as error:
             self._counters["keep_failed"] += 1
             _log.warning("a conversation was not kept: %s", error)
@@ -247,7 +254,9 @@ class Keeper:
 
     def _find_held(self, item: ToKeep) -> PrefixHit | None:
         limit = len(item.tokens)
-        return find_local(self._store, item.engine.info, self._identity, item.tokens, limit_tokens=limit).hit
+        return find_local(
+            self._store, item.engine.info, self._identity, item.tokens, limit_tokens=limit, lossy=self.lossy
+        ).hit
 
     def _keys(self, record: ArtifactRecord, tokens: Sequence[int]) -> list[PrefixKey]:
         """Its prefix keys; none when this node is not in its namespace any more."""

@@ -13,6 +13,7 @@ from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
 from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.serving import ChunkServer
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.transport import ChunkTransport, StreamTransport
@@ -53,6 +54,7 @@ class NodeOptions:
         agent: program and version told to peers.
         serving: answer lookups and serve chunks; otherwise the node only asks.
         exact_only: reuse only artifacts whose verdict is ``EXACT``.
+        lossy: when artifacts of a lossy codec are reused.
         announce: pace of announcements.
         serve: what one peer may ask for.
         fetch: patience and appetite when fetching.
@@ -62,6 +64,7 @@ class NodeOptions:
     agent: str = "kvnet"
     serving: bool = True
     exact_only: bool = False
+    lossy: Lossy = Lossy.NEVER
     announce: AnnounceLimits | None = None
     serve: ServeLimits | None = None
     fetch: FetchLimits | None = None
@@ -151,6 +154,7 @@ class ExchangeNode:
             published=self.fetched,
             exact_only=self._options.exact_only,
         )
+        self.finder.lossy = self._options.lossy
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from kvnet.exchange.finder import Search
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.planning import PlanReport
-from kvnet.exchange.reuse import Found, PrefixHit, Rejected, find_local, restore_plan
+from kvnet.exchange.reuse import Found, Lossy, PrefixHit, Rejected, find_local, restore_plan
 from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import Store
@@ -128,6 +128,7 @@ class PrefixReuse:
         identity: namespaces and policy.
         fetch_prefix: how to ask peers; ``None`` to use the store alone.
         exact_only: reuse only artifacts whose verdict is ``EXACT``.
+        lossy: whether artifacts of a lossy codec are reused.
     """
 
     def __init__(
@@ -138,12 +139,14 @@ class PrefixReuse:
         fetch_prefix: FetchPrefix | None,
         *,
         exact_only: bool = False,
+        lossy: Lossy = Lossy.NEVER,
     ) -> None:
         self._store = store
         self._lane = lane
         self._identity = identity
         self._fetch_prefix = fetch_prefix
         self._exact_only = exact_only
+        self._lossy = lossy
 
     async def find(self, engine: Engine, wanted: Wanted) -> Prefix:
         """The longest prefix here; or, when peers have a longer one that they deliver in time, theirs.
@@ -194,6 +197,7 @@ class PrefixReuse:
                 tokens,
                 limit_tokens=len(tokens) - 1,
                 exact_only=self._exact_only,
+                lossy=self._lossy,
             )
         except (StoreError, IntegrityError) as error:
             return Found(None, (Rejected(ArtifactHash(bytes(32)), "store", str(error)),))

@@ -8,9 +8,9 @@ from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin, Writ
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError, TrustError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.reuse import PrefixHit, Rejected, find_local, judge, restore_plan
+from kvnet.exchange.reuse import Lossy, PrefixHit, Rejected, find_local, judge, restore_plan
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
-from kvnet.format.codecs import Codec
+from kvnet.format.codecs import Codec, require_storable
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import PrefixKey
 from kvnet.format.limits import MAX_DERIVED_SPANS
@@ -89,6 +89,8 @@ class _Draft:
 class Publisher:
     """Turns token prefixes into stored, signed artifacts.
 
+    Nothing that came out of a lossy codec goes into an artifact of a lossless one: nobody could tell afterwards.
+
     Args:
         store: where they go.
         lane: where blocking store work runs.
@@ -104,11 +106,12 @@ class Publisher:
         """Compute what no stored artifact has, and publish the whole as one artifact in ``mine``.
 
         Raises:
-            CompatibilityError: this model's K/V cannot be shared.
+            CompatibilityError: this model's K/V cannot be shared, or not with this codec.
             EngineError: there is nothing to add, or the engine failed.
             NoLiveStateError: ``prefill`` is off, and something would have to be computed.
             StoreFullError: it does not fit; the figure is in the message.
-            TrustError: it comes from more others than a manifest can name, or from one who is not trusted any more.
+            TrustError: it comes from more others than a manifest can name, or from one who is not trusted any more; or
+                ``prefill`` is off, the codec is lossless, and the live cache continued from a lossy artifact.
         """
         if not request.tokens:
             raise EngineError("expected at least 1 token to add, found 0", hint="Add a file that is not empty.")
@@ -118,6 +121,7 @@ class Publisher:
                 f"the K/V of model {engine.info.name} cannot be shared: {engine.info.refusal}",
                 hint="`kvnet model list` shows which models can be shared.",
             )
+        require_storable(request.codec, fingerprint.layers.kinds)
         existing = await self._lane.run(self._find_equal, engine, request)
         if existing is not None:
             if request.pinned:
@@ -131,6 +135,11 @@ class Publisher:
                 raise
             # What was to be extended is damaged. Once it is read through, its bad chunks count as not held.
             await self._lane.run(self._store.verify, source.artifact)
+        except _LossyOriginError:
+            if not request.prefill:
+                raise
+            # A live cache began with lossy state: without it, the engine computes what is to be stored.
+            await engine.drop_live()
         source = await self._lane.run(self._find_source, engine, request)
         return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
 
@@ -148,7 +157,9 @@ class Publisher:
             manifest = record.manifest
             if manifest.codec is not request.codec:
                 continue
-            if isinstance(judge(manifest, artifact, engine.info, self._identity, exact_only=False), Rejected):
+            if isinstance(
+                judge(manifest, artifact, engine.info, self._identity, exact_only=False, lossy=Lossy.ALWAYS), Rejected
+            ):
                 continue
             same_context = (self._store.context_of(artifact) or b"") == request.context
             if same_context and self._store.tokens_of(artifact) == list(request.tokens):
@@ -157,7 +168,14 @@ class Publisher:
 
     def _find_source(self, engine: Engine, request: AddRequest) -> PrefixHit | None:
         """The longest usable stored prefix; none when naming everybody it comes from would not fit a manifest."""
-        found = find_local(self._store, engine.info, self._identity, request.tokens, limit_tokens=len(request.tokens))
+        found = find_local(
+            self._store,
+            engine.info,
+            self._identity,
+            request.tokens,
+            limit_tokens=len(request.tokens),
+            lossy=Lossy.NEVER if request.codec.lossless else Lossy.ALWAYS,
+        )
         if len(derived_spans(found.hit, self._identity.signing_key().public)) > MAX_DERIVED_SPANS:
             return None
         return found.hit
@@ -264,6 +282,7 @@ class Publisher:
         key = self._identity.signing_key()
         keys = block_keys(namespace.prefix_root(draft.fingerprint.hash), request.tokens)
         listed = [entries[index] for index in range(len(draft.plan))]
+        require_lossless_origins(request.codec, origins)
         spans = all_spans(draft.source, origins, key.public)
         manifest = _manifest(
             engine,
@@ -312,6 +331,28 @@ def _manifest(
         created=request.created_s,
         publisher=publisher,
     )
+
+
+class _LossyOriginError(TrustError):
+    """State to be stored with a lossless codec came out of a lossy one."""
+
+
+def require_lossless_origins(codec: Codec, origins: Sequence[Origin]) -> None:
+    """Refuses to store with a lossless codec what a live cache took from an artifact of a lossy one.
+
+    A manifest names the codec of its own tiles and not that of what they were derived from.
+
+    Raises:
+        TrustError: it would.
+    """
+    for origin in origins if codec.lossless else ():
+        manifest = decode_manifest(origin.manifest)
+        if not manifest.codec.lossless:
+            raise _LossyOriginError(
+                f"expected state to store as {codec.value} that is exact; what is in RAM continued from an artifact "
+                f"stored with the lossy codec {manifest.codec.value}",
+                hint=f"Store it as {manifest.codec.value}, or compute it anew.",
+            )
 
 
 def all_spans(source: PrefixHit | None, origins: Sequence[Origin], publisher: bytes) -> tuple[DerivedSpan, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan
 from kvnet.errors import IntegrityError, NotInStoreError
@@ -16,6 +17,18 @@ from kvnet.trust.policy import Refusal
 
 MAX_CANDIDATES = 64
 """Artifacts whose token ids are compared for one prompt; a bound on work, far above what one prefix has in practice."""
+
+
+class Lossy(Enum):
+    """When state of a lossy codec may be used; the value is the name in the settings.
+
+    Such state gives other low bits than the model computes, and now and then another word. Whoever has not asked for
+    that does not get it.
+    """
+
+    NEVER = "never"
+    SLOW_LINKS = "slow_links"
+    ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,13 @@ class Found:
 
 
 def judge(
-    manifest: Manifest, artifact: ArtifactHash, info: ModelInfo, identity: Identity, *, exact_only: bool
+    manifest: Manifest,
+    artifact: ArtifactHash,
+    info: ModelInfo,
+    identity: Identity,
+    *,
+    exact_only: bool,
+    lossy: Lossy = Lossy.NEVER,
 ) -> Comparison | Rejected:
     """May this model continue from this artifact, under the policy in force?
 
@@ -65,6 +84,7 @@ def judge(
         info: the model that would continue.
         identity: whose policy counts.
         exact_only: take only the verdict ``EXACT``.
+        lossy: whether state of a lossy codec is taken at all; whether it is fetched is decided with the link.
     """
     verdict = identity.policy().judge(manifest)
     if isinstance(verdict, Refusal):
@@ -76,6 +96,8 @@ def judge(
         return Rejected(artifact, "incompatible", "; ".join(comparison.differences))
     if exact_only and comparison.verdict is not Verdict.EXACT:
         return Rejected(artifact, "not_exact", "; ".join(comparison.differences))
+    if lossy is Lossy.NEVER and not manifest.codec.lossless:
+        return Rejected(artifact, "lossy", f"it is stored with the lossy codec {manifest.codec.value}, not used here")
     return comparison
 
 
@@ -87,8 +109,9 @@ def find_local(
     *,
     limit_tokens: int,
     exact_only: bool = False,
+    lossy: Lossy = Lossy.NEVER,
 ) -> Found:
-    """The usable stored artifact that shares the longest run of tokens with ``tokens``.
+    """The usable stored artifact that shares the longest run of tokens with ``tokens``; of two, the lossless one.
 
     Token ids are compared, never keys alone: a forced key collision is a miss.
 
@@ -99,6 +122,7 @@ def find_local(
         tokens: the prompt's token ids.
         limit_tokens: reuse at most this many (a generation leaves one token to feed).
         exact_only: take only artifacts whose verdict is ``EXACT``.
+        lossy: whether artifacts of a lossy codec are taken.
     """
     best: PrefixHit | None = None
     rejected: list[Rejected] = []
@@ -108,7 +132,7 @@ def find_local(
         record = store.get(artifact)
         if record is None:
             continue
-        verdict = judge(record.manifest, artifact, info, identity, exact_only=exact_only)
+        verdict = judge(record.manifest, artifact, info, identity, exact_only=exact_only, lossy=lossy)
         if isinstance(verdict, Rejected):
             rejected.append(verdict)
             continue
@@ -120,9 +144,14 @@ def find_local(
             continue
         shared = min(common_prefix(own_tokens, tokens), limit_tokens)
         held = held_tokens(store, record, shared)
-        if held > 0 and (best is None or held > best.n_tokens):
-            best = PrefixHit(record, held, verdict)
+        hit = PrefixHit(record, held, verdict)
+        if held > 0 and (best is None or _rank(hit) > _rank(best)):
+            best = hit
     return Found(best, tuple(rejected))
+
+
+def _rank(hit: PrefixHit) -> tuple[int, bool]:
+    return hit.n_tokens, hit.manifest.codec.lossless
 
 
 def _candidates(

@@ -174,6 +174,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("limits.download_bytes_s", parse_size_bytes, "chunk bytes a second fetched from all peers; 0: no limit"),
     Setting("network.bootstrap", _texts, "addresses of nodes to connect to at start, /ip4/…/p2p/…"),
     Setting("reuse.numerics", _one_of("compatible", "exact"), "whether state from other chips or versions is used"),
+    Setting(
+        "reuse.lossy",
+        _one_of("never", "slow_links", "always"),
+        "when state stored with a lossy codec (q8) is used: it can change words of an answer",
+    ),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
     Setting("api.enabled", _switch, "whether the running node answers HTTP clients: on or off"),
     Setting("api.listen", _texts, "addresses of the HTTP endpoint, HOST:PORT each; port 0 is any free one"),
@@ -221,6 +226,7 @@ class Config:
         download_bytes_s: chunk bytes a second from all peers together; 0 for no limit.
         bootstrap: multiaddress texts.
         numerics: "compatible" or "exact".
+        lossy: "never", "slow_links" or "always".
         announce_interval_s: seconds between two announcements of the same artifact.
         api_enabled: whether the running node answers HTTP clients.
         api_listen: HOST:PORT texts.
@@ -257,6 +263,7 @@ class Config:
     download_bytes_s: int
     bootstrap: tuple[str, ...]
     numerics: str
+    lossy: str
     announce_interval_s: float
     api_enabled: bool
     api_listen: tuple[str, ...]
@@ -294,6 +301,7 @@ class Config:
             "limits.download_bytes_s": self.download_bytes_s,
             "network.bootstrap": list(self.bootstrap),
             "reuse.numerics": self.numerics,
+            "reuse.lossy": self.lossy,
             "announce.interval_s": self.announce_interval_s,
             "api.enabled": self.api_enabled,
             "api.listen": list(self.api_listen),
@@ -413,6 +421,7 @@ def load_config(
         "limits.download_bytes_s": 0,
         "network.bootstrap": (),
         "reuse.numerics": "compatible",
+        "reuse.lossy": "never",
         "announce.interval_s": 900.0,
         "api.enabled": True,
         "api.listen": DEFAULT_API_LISTEN,
@@ -457,6 +466,7 @@ def load_config(
         download_bytes_s=values["limits.download_bytes_s"],
         bootstrap=values["network.bootstrap"],
         numerics=values["reuse.numerics"],
+        lossy=values["reuse.lossy"],
         announce_interval_s=values["announce.interval_s"],
         api_enabled=values["api.enabled"],
         api_listen=values["api.listen"],

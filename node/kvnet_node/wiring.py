@@ -27,6 +27,7 @@ from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
+from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
@@ -259,6 +260,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 agent=f"kvnet/{kvnet.__version__}",
                 serving=serving,
                 exact_only=settings.config.numerics == "exact",
+                lossy=Lossy(settings.config.lossy),
                 announce=AnnounceLimits(reprovide_s=settings.config.announce_interval_s),
                 serve=ServeLimits(total_bytes_per_s=float(settings.config.upload_bytes_s)),
                 download_bytes_s=float(settings.config.download_bytes_s),
@@ -336,6 +338,7 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         budget=services.writes.budget,
         hooks=hooks,
     )
+    keeper.lossy = Lossy(config.lossy)
     completer = Completer(
         services.store,
         services.lane,
@@ -344,6 +347,7 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         speeds=services.speeds,
         keeper=keeper,
         exact_only=config.numerics == "exact",
+        lossy=Lossy(config.lossy),
         used=services.savings.note,
     )
     options = FrontOptions(

@@ -108,11 +108,11 @@ class Node:
     completer: Completer
     used: list[Finished]
 
-    async def add(self, tokens: Sequence[int], *, context: bytes = b"") -> Added:
+    async def add(self, tokens: Sequence[int], *, context: bytes = b"", codec: Codec = Codec.RAW) -> Added:
         """Add a token prefix and offer it."""
         publisher = Publisher(self.store, self.lane, self.identity)
         added = await publisher.add(
-            self.engine, AddRequest(tokens, context, Codec.RAW, pinned=True, created_s=1_800_000_000)
+            self.engine, AddRequest(tokens, context, codec, pinned=True, created_s=1_800_000_000)
         )
         fingerprint = self.engine.info.fingerprint
         assert fingerprint is not None
@@ -247,10 +247,13 @@ async def start_node(
         exchange.finder.wrote = lambda n_bytes: write_budget.spend(n_bytes, Writing.FETCHED, NOW_S)
     publisher = Publisher(store, lane, who)
     keeper = Keeper(store, lane, who, publisher, budget=write_budget, hooks=hooks, now=lambda: NOW_S)
+    keeper.lossy = options.lossy
     await nursery.start(keeper.run)
     speeds, used = FixedSpeeds(), list[Finished]()
     fetch_prefix = None if alone else ask_peers(exchange.finder, speeds)
-    completer = Completer(store, lane, who, fetch_prefix, speeds=speeds, keeper=keeper, used=used.append)
+    completer = Completer(
+        store, lane, who, fetch_prefix, speeds=speeds, keeper=keeper, lossy=options.lossy, used=used.append
+    )
     return Node(name, network, store, lane, who, exchange, engine, keeper, speeds, completer, used)
 
 

@@ -19,7 +19,7 @@ from kvnet.exchange.generation import Source as ReuseSource
 from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added
 from kvnet.exchange.publisher import AddRequest as PublishRequest
-from kvnet.exchange.reuse import Rejected, find_local
+from kvnet.exchange.reuse import Lossy, Rejected, find_local
 from kvnet.exchange.source import Layout, lay_out
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import artifact_text, short_text
@@ -283,6 +283,7 @@ async def _generate(
         services.identity,
         search if services.node is not None else None,
         exact_only=exact_only,
+        lossy=Lossy(services.config.lossy),
     )
     async with aclosing(generator.generate(engine, tokens, max_tokens=max_tokens, reuse=reuse)) as events:
         async for event in events:
