@@ -146,6 +146,7 @@ class Weigher:
         """Whether asking over this link can make the first token come sooner, were all of the prompt to be had."""
         n_tokens = self.n_prompt - 1
         least_bytes = (n_tokens - self.held_tokens) * self.raw_bytes_per_token * LEAST_STORED_SHARE
+        link = self._believed(link)
         fetch_s = LOOKUP_ROUND_TRIPS * link.rtt_s + link.seconds(int(least_bytes), 0)
         return fetch_s + self.rest_s(n_tokens) + MIN_GAIN_S < self.local.seconds
 
@@ -177,8 +178,13 @@ class Weigher:
         """Raw bytes decoded per second; infinite when that was not measured."""
         return self.machine.decode_bytes_s.get(codec, math.inf)
 
+    def _believed(self, link: Link) -> Link:
+        """A few round trips decide nothing beside a prefill that was only guessed: small requests measure both badly."""
+        return link if self.machine.calibrated else replace(link, rtt_s=0.0)
+
     def weigh(self, offer: Offer) -> PlanReport:
         """Decide about an offer."""
+        offer = replace(offer, link=self._believed(offer.link))
         plan = best_plan(self.machine, self.n_prompt, self.held_tokens, [offer], self.local)
         whole = whole_plan(self.machine, self.n_prompt, self.held_tokens, offer)
         everything = local_plan(self.machine, self.n_prompt, 0, self.raw_bytes_per_token)

@@ -85,12 +85,14 @@ class Machine:
         restore_bytes_s: raw K/V bytes restored per second.
         restore_fixed_s: seconds of any restore, however small.
         decode_bytes_s: raw bytes decoded per second, by codec; one that is not named takes no time.
+        calibrated: all of it was measured for its own sake, and not only guessed from a request or two.
     """
 
     prefill: PrefillSpeed
     restore_bytes_s: float
     restore_fixed_s: float = 0.0
     decode_bytes_s: Mapping[Codec, float] = field(default_factory=dict)
+    calibrated: bool = True
 
     def restore_s(self, n_bytes: int) -> float:
         """Seconds until so many raw bytes of K/V are in the model's caches."""

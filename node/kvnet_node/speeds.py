@@ -129,7 +129,7 @@ class Speeds:
         tokens_s = self.prefill_tokens_s(info.path)
         if not tokens_s or info.fingerprint is None:
             return None
-        return Machine(PrefillSpeed([SpeedPoint(0, tokens_s)]), ASSUMED_RESTORE_BYTES_S)
+        return Machine(PrefillSpeed([SpeedPoint(0, tokens_s)]), ASSUMED_RESTORE_BYTES_S, calibrated=False)
 
 
 def _read(file: Path, kind: type[dict[str, T]]) -> dict[str, T]:

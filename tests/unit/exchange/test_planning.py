@@ -1,6 +1,7 @@
 """Weighing an offer: which figures count, and what the decision says of itself."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import trio
@@ -74,6 +75,14 @@ def test_state_in_memory_needs_no_restore() -> None:
 )
 def test_nobody_need_be_asked_who_is_too_slow_or_too_far_for_all_of_the_prompt(link: Link, could: bool) -> None:
     assert weigher().could_win(link) is could
+
+
+def test_beside_a_speed_that_was_only_guessed_distance_decides_nothing() -> None:
+    guessed = Weigher(replace(MACHINE, calibrated=False), 2049, 0, 0, RAW)
+    assert guessed.could_win(Link(A, 0.6, math.inf))
+    assert not guessed.could_win(Link(A, 0.6, 2e5))
+    far = guessed.weigh(guessed.offer(Link(A, 9.0, 4e6), 2048, blocks(8)))
+    assert far.plan.fetch is not None
 
 
 def test_a_claim_is_weighed_by_the_size_it_says() -> None:

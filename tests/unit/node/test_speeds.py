@@ -43,6 +43,7 @@ def test_ordinary_requests_give_one_speed(tmp_path: Path) -> None:
     assert machine is not None
     assert (machine.prefill.tokens_s(0), machine.prefill.tokens_s(9000)) == (500.0, 500.0)
     assert machine.restore_bytes_s == ASSUMED_RESTORE_BYTES_S
+    assert not machine.calibrated
     assert known.machine(replace(info(), fingerprint=None)) is None
 
 
