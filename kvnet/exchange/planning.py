@@ -179,7 +179,7 @@ class Weigher:
         return self.machine.decode_bytes_s.get(codec, math.inf)
 
     def _believed(self, link: Link) -> Link:
-        """A few round trips decide nothing beside a prefill that was only guessed: small requests measure both badly."""
+        """Beside a prefill that was only guessed, round trips decide nothing: small requests measure both badly."""
         return link if self.machine.calibrated else replace(link, rtt_s=0.0)
 
     def weigh(self, offer: Offer) -> PlanReport:
