@@ -1,13 +1,15 @@
 """The store on disk: packs in folders, an index beside them, one lock over both."""
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreError, StoreFullError
+from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreAwayError, StoreError, StoreFullError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -36,6 +38,7 @@ from kvnet.store.interface import (
 )
 from kvnet.store.osfile import OsFiles
 from kvnet.store.packs import StorePaths
+from kvnet.store.presence import Gate, Presence
 from kvnet.store.reading import (
     checked_keys,
     export_artifact,
@@ -68,6 +71,25 @@ def _reconciled(files: OsFiles, paths: StorePaths, index: Index) -> tuple[Proble
         return reconcile(files, paths, index)
 
 
+def _recovered(
+    files: OsFiles, paths: StorePaths, *, quota_bytes: int, min_free_bytes: int
+) -> tuple[Index, tuple[Problem, ...], Space]:
+    """A store's folders, its index in agreement with its files, and its room."""
+    with storage_errors(f"opening the store in {paths.root}"):
+        for folder in paths.folders():
+            files.make_directory(folder)
+        remove_temporary_files(files, paths)
+    index = Index.open(paths.index)
+    try:
+        with storage_errors(f"opening the store in {paths.root}"):
+            problems = _reconciled(files, paths, index)
+            space = Space(files, paths, index, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+    except BaseException:
+        index.close()
+        raise
+    return index, problems, space
+
+
 class DiskStore(Store):
     """Artifacts in one directory; made by :meth:`open`. The caller holds the lock of the data directory."""
 
@@ -77,12 +99,14 @@ class DiskStore(Store):
         self._index = index
         self._space = space
         self._now = now
-        self._lock = threading.RLock()
+        self._presence = Presence(files, paths)
+        self._lock = Gate(self._presence)
         # Taken before the lock above, never while holding it.
         self._compacting = threading.RLock()
         self._records = RecordCache()
         self._resuming: set[Path] = set()
         self._closed = False
+        self._keys_of: KeysOf | None = None
         self.problems: tuple[Problem, ...] = ()
         """What opening or rebuilding did not take in, and why."""
 
@@ -112,17 +136,12 @@ class DiskStore(Store):
         """
         files = files or OsFiles()
         paths = StorePaths(directory)
-        with storage_errors(f"opening the store in {directory}"):
-            for folder in paths.folders():
-                files.make_directory(folder)
-            remove_temporary_files(files, paths)
-        index = Index.open(paths.index)
+        index, problems, space = _recovered(files, paths, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         try:
             with storage_errors(f"opening the store in {directory}"):
-                problems = _reconciled(files, paths, index)
-                space = Space(files, paths, index, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
-            store = cls(paths, files, index, space, now)
+                store = cls(paths, files, index, space, now)
             store.problems = problems
+            store._keys_of = keys_of
             store._settle(keys_of)
         except BaseException:
             index.close()
@@ -146,13 +165,48 @@ class DiskStore(Store):
 
     def close(self) -> None:
         """See the interface."""
-        with self._lock:
-            if self._closed:
-                return
-            for writer in list(self._space.leases):
-                writer.abort()
+        self._lock.while_away(self._close)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        for writer in list(self._space.leases):
+            writer.abort()
+        with suppress(sqlite3.Error):
             self._index.close()
-            self._closed = True
+        self._closed = True
+
+    # --- a drive that comes and goes ----------------------------------------------------------------------------------
+
+    @property
+    def away(self) -> str:
+        """Why the store cannot be used at the moment, in words; "" while it can."""
+        return self._presence.away
+
+    def look(self) -> bool:
+        """Whether the store can be used; one that was away is opened again when it is back."""
+        self._lock.while_away(self._look)
+        return not self._presence.away
+
+    def _look(self) -> None:
+        # An empty folder, such as the one under a mount point, is not the store come back.
+        if self._closed or self._presence.look() or not self._paths.packs.is_dir() or self._presence.probe():
+            return
+        with suppress(sqlite3.Error):
+            self._index.close()
+        old = self._space
+        try:
+            self._index, self.problems, self._space = _recovered(
+                self._files, self._paths, quota_bytes=old.quota_bytes, min_free_bytes=old.min_free_bytes
+            )
+        except (KvnetError, OSError) as error:
+            _log.info("store: not usable yet: %s", error)
+            return
+        self._space.evicted = old.evicted
+        self._records.clear()
+        self._presence.back()
+        if self._keys_of is not None:
+            self.index_prefixes(self._keys_of)
 
     # --- artifacts ----------------------------------------------------------------------------------------------------
 
@@ -188,12 +242,14 @@ class DiskStore(Store):
 
     def has_chunk(self, chunk: ChunkHash) -> bool:
         """See the interface."""
-        with self._lock:
+        with suppress(StoreAwayError), self._lock:
             return self._index.has_chunk(chunk)
+        return False
 
     def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
         """See the interface."""
-        with self._lock:
+        places: list[tuple[int, str, PlacedChunk]] = []
+        with suppress(StoreAwayError), self._lock:
             places = self._index.places_of(chunk)
         if not places:
             return None
@@ -225,6 +281,8 @@ class DiskStore(Store):
         try:
             handle = self._files.open_for_reading(self._paths.pack(name))
         except FileNotFoundError:
+            if not self._presence.look():
+                raise self._presence.error() from None
             return None
         except OSError as error:
             raise StoreError(f"a pack cannot be opened: {error.strerror}", hint="Check the disk.") from error
@@ -372,22 +430,27 @@ class DiskStore(Store):
 
     def suspended(self, path: Path) -> None:
         """A partial pack stays where it is, to be gone on with."""
-        with self._lock:
-            self._space.count_partial(path)
+        self._lock.while_away(lambda: self._space.count_partial(path))
 
     def lease(self, writer: DiskPackWriter, chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
             if not self._index.has_chunk(chunk):
                 return False
-            self._space.leases[writer].add(chunk)
+            leased = self._space.leases.get(writer)
+            if leased is None:
+                raise StoreError("the pack was being written before the store was away", hint="Start again.")
+            leased.add(chunk)
             return True
 
     def forget(self, writer: DiskPackWriter) -> None:
         """The writer has ended: end its leases."""
-        with self._lock:
+
+        def forget() -> None:
             self._space.leases.pop(writer, None)
             self._resuming.discard(writer.path)
+
+        self._lock.while_away(forget)
 
     def make_room(self, need_bytes: int) -> None:
         """Evict until so many more bytes fit.
@@ -579,9 +642,14 @@ class DiskStore(Store):
 
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
-        with self._lock:
-            evicted, self._space.evicted = self._space.evicted, []
-            return evicted
+        taken: list[ArtifactHash] = []
+
+        def take() -> None:
+            taken.extend(self._space.evicted)
+            self._space.evicted.clear()
+
+        self._lock.while_away(take)
+        return taken
 
     def usage(self) -> StoreUsage:
         """See the interface."""

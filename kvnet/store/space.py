@@ -97,7 +97,7 @@ class Space:
         try:
             found = path.lstat()
             self.partial[path] = found.st_size + journal_of(path).lstat().st_size
-        except FileNotFoundError:
+        except OSError:
             self.partial.pop(path, None)
 
     def expire_partial(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ import trio
 
 import kvnet
 from kvnet.engine.client import open_engine
-from kvnet.errors import KvnetError, RamOnlyError
+from kvnet.errors import KvnetError, RamOnlyError, StoreAwayError
 from kvnet.exchange.admission import AdmissionPolicy
 from kvnet.exchange.completion import Completer, ask_peers
 from kvnet.exchange.fetcher import Fetched
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
+LOOK_S = 2.0
+"""Seconds from one look for a store that has gone to the next."""
 TIDY_S = 60.0
 """Seconds from one look at what of the store may go to the next."""
 SHORT_LIVED_LISTEN = ("127.0.0.1:0",)
@@ -213,12 +215,27 @@ class Services:
 
         await self.scrubber().run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
 
+    async def watch_store(self) -> None:
+        """Use the store again when its drive is back, and announce only what is there; until cancelled."""
+        was_there = True
+        while True:
+            await trio.sleep(LOOK_S)
+            is_there = await self.background.run(self.store.look)
+            if is_there and not was_there and self.node is not None:
+                try:
+                    await self.node.reload()
+                except KvnetError as error:
+                    _log.warning("store not announced", reason=str(error))
+            was_there = is_there
+
     async def tidy_now_and_then(self) -> None:
         """Let go of what nobody uses, at start and from then on; until cancelled. No lookup waits for it."""
         unused_s = self.config.keep_days * 24 * 3600.0
         while True:
             try:
                 await self.background.run(partial(self.store.tidy, unused_s=unused_s))
+            except StoreAwayError:
+                pass  # the store has said so
             except KvnetError as error:
                 _log.warning("store not tidied", reason=str(error))
             if self.node is not None:
@@ -284,6 +301,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 await nursery.start(services.keeper.run)
                 nursery.start_soon(services.scrub_now_and_then)
                 nursery.start_soon(services.tidy_now_and_then)
+                nursery.start_soon(services.watch_store)
         try:
             yield services
         finally:

@@ -66,6 +66,10 @@ class Watched:
         if not self.depth:
             self._released()
 
+    def while_away(self, function: Callable[[], None]) -> None:
+        with self:
+            function()
+
 
 class Busy:
     """A lock that another thread has for as long as it is inside: the one in between does not get it."""
