@@ -26,6 +26,7 @@ from benchmarks import torrent
 from benchmarks.report import Rate, machine, print_rates
 from benchmarks.synthetic import BLOCK_BYTES, identity, make_artifact
 from benchmarks.transfer_peers import scratch, served
+from benchmarks.transfer_swarm import Swarm
 from kvnet.exchange.chunk_fetch import ChunkFetch
 from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
@@ -216,8 +217,10 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> tuple[dict[s
         tls = int(peers.enter_context(served("tls", str(size_bytes))))
         streams = peers.enter_context(served("streams", str(size_bytes // STREAM_SHARE)))
         provider = peers.enter_context(served("node", str(source)))
+        swarm = Swarm(source, directory, artifact)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
+            await swarm.start(peers, nursery)
             await node.connect(provider)
             fetching = Fetching(node, store)
             await fetching.locate(artifact)
@@ -229,6 +232,8 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> tuple[dict[s
                 "disk": _in_thread(lambda: write_only(scratch_file, size_bytes)),
                 "tls_blake3_disk": _in_thread(lambda: receive_bare(tls, size_bytes, tls=True, path=scratch_file)),
                 "ours_disk_1": fetching.to_disk,
+                "ours_disk_4": swarm.from_four,
+                FAULTY: swarm.from_two_and_two_faulty,
                 "libp2p_stream": lambda: receive_streams(network, streams, size_bytes // STREAM_SHARE),
             }
             if torrent.available():
@@ -240,6 +245,7 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> tuple[dict[s
                     rates.setdefault(name, []).append(await row())
             growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / _MAXRSS_PER_MIB
             nursery.cancel_scope.cancel()
+        swarm.close()
     store.close()
     return {name: Rate(name, tuple(values)) for name, values in rates.items()}, growth_mib
 
@@ -257,12 +263,29 @@ def _torrent_row(peers: ExitStack, directory: Path, size_bytes: int) -> Row:
 
 _MAXRSS_PER_MIB = 1 << 20 if sys.platform == "darwin" else 1 << 10
 
+FAULTY = "ours_disk_4_faulty"
+
+FIGURES = (
+    "ours_memory_1",
+    "ours_disk_1",
+    "ours_disk_4",
+    "tls_blake3",
+    "tls_blake3_disk",
+    "raw_tcp",
+    "disk",
+    "libp2p_stream",
+    "libtorrent",
+)
+"""Rows of the last line of ``--json``, in its order."""
+
 TITLES = {
     "tls_blake3": "bare TLS 1.3 pair, BLAKE3",
     "ours_memory_1": "kvnet, 1 provider, into memory",
     "raw_tcp": "bare TCP pair, not encrypted, not hashed",
     "tls_blake3_disk": "bare TLS 1.3 pair, BLAKE3, to disk",
     "ours_disk_1": "kvnet, 1 provider, to disk",
+    "ours_disk_4": "kvnet, 4 providers, to disk",
+    FAULTY: "the same, one at 1 %, one killed half-way",
     "disk": "disk alone",
     "libp2p_stream": "a py-libp2p stream, not hashed",
     "libtorrent": "libtorrent, 1 seeder, to disk",
@@ -282,11 +305,16 @@ def main(arguments: list[str] | None = None) -> None:
     listed = [Rate(title, rates[name].bytes_per_s) for name, title in TITLES.items() if name in rates]
     print_rates(f"transfer, {options.size_mib} MiB, two processes on loopback, {options.rounds} rounds", listed)
     print(f"  this process grew by {growth_mib:.0f} MiB")
+    print(f"  {machine()}")
     if options.json:
-        figures: dict[str, object] = {f"{name}_mb_s": None for name in (*TITLES, "ours_disk_4")}
-        figures |= {f"{name}_mb_s": round(statistics.median(rate.bytes_per_s) / 1e6, 1) for name, rate in rates.items()}
-        summary = {"type": "transfer", "size_bytes": size_bytes, **figures, "node_rss_growth_mib": round(growth_mib, 1)}
-        print(json.dumps({**summary, "machine": machine()}))
+        medians = {name: round(statistics.median(rate.bytes_per_s) / 1e6, 1) for name, rate in rates.items()}
+        print(json.dumps({"type": "transfer faulty", f"{FAULTY}_mb_s": medians[FAULTY]}))
+        figures = {f"{name}_mb_s": medians.get(name) for name in FIGURES}
+        print(
+            json.dumps(
+                {"type": "transfer", "size_bytes": size_bytes, **figures, "node_rss_growth_mib": round(growth_mib, 1)}
+            )
+        )
 
 
 if __name__ == "__main__":

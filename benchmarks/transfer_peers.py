@@ -10,31 +10,52 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
 from benchmarks.synthetic import identity
 from kvnet.exchange.lane import ThreadLane
-from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.network.bulk.certificates import make_certificate
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 
 PIECE_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class Served:
+    """A sender in another process, and the line it printed when it was ready."""
+
+    process: subprocess.Popen[str]
+    ready: str
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+
+
 @contextlib.contextmanager
 def served(kind: str, *arguments: str) -> Iterator[str]:
     """Run a sender in another process; yields the line it prints when it is ready."""
+    with serving(kind, *arguments) as sender:
+        yield sender.ready
+
+
+@contextlib.contextmanager
+def serving(kind: str, *arguments: str) -> Iterator[Served]:
+    """Run a sender in another process."""
     command = [sys.executable, "-m", "benchmarks.transfer_peers", kind, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield Served(process, process.stdout.readline().strip())
     finally:
         process.kill()
         process.wait()
@@ -81,8 +102,8 @@ async def serve_streams(size_bytes: int) -> None:
         print(network.addresses()[0], flush=True)
 
 
-async def serve_node(store_directory: str) -> None:
-    """A whole node that holds the artifact."""
+async def serve_node(store_directory: str, rate_bytes_s: float = 0.0) -> None:
+    """A whole node that holds the artifact, and sends it at no more than a rate; 0 for any."""
     store = DiskStore.open(Path(store_directory), quota_bytes=1 << 40, min_free_bytes=0)
     node = ExchangeNode(
         LibP2PNetwork(os.urandom(32), listen=["127.0.0.1:0"], bootstrap=()),
@@ -90,6 +111,7 @@ async def serve_node(store_directory: str) -> None:
         ThreadLane(),
         identity(),
         random=secrets.token_bytes,
+        options=NodeOptions(serve=ServeLimits(total_bytes_per_s=rate_bytes_s)),
         bulk=BulkEndpoint(["127.0.0.1:0"]),
     )
     async with trio.open_nursery() as nursery:
@@ -105,7 +127,7 @@ def serve_torrent(directory: str) -> None:
     threading.Event().wait()
 
 
-def main(kind: str, argument: str) -> None:
+def main(kind: str, argument: str, *more: str) -> None:
     """Serve until killed."""
     match kind:
         case "socket":
@@ -115,7 +137,7 @@ def main(kind: str, argument: str) -> None:
         case "streams":
             trio.run(serve_streams, int(argument))
         case "node":
-            trio.run(serve_node, argument)
+            trio.run(serve_node, argument, *map(float, more))
         case "torrent":
             serve_torrent(argument)
 
@@ -126,4 +148,4 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
