@@ -93,15 +93,20 @@ def _render_live(live: LiveEntry) -> str:
     return f"{live.model}: {format_counted(live.n_caches, 'conversation')} kept, {held}"
 
 
+def _render_store(result: StatusResult) -> str:
+    """What is held, and where; or why it cannot be said."""
+    if result.store_away:
+        return f"away, used again when it is back: {result.store_away}"
+    held = f"{format_bytes(result.held_bytes)} of {format_bytes(result.quota_bytes)}"
+    return f"{format_counted(result.artifacts, 'artifact')}, {held}{', in RAM only' if result.ram_only else ''}"
+
+
 def render_status(result: StatusResult) -> str:
     """The status as named values."""
     running = (
         f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
     )
     verified = ", ".join(result.reuse_verified) or "not on this machine yet: kvnet selftest --model M"
-    held = f"{format_bytes(result.held_bytes)} of {format_bytes(result.quota_bytes)}"
-    if result.ram_only:
-        held += ", in RAM only"
     items = [
         ("node", running),
         ("data dir", result.data_dir),
@@ -112,10 +117,7 @@ def render_status(result: StatusResult) -> str:
         *((("bulk", result.bulk),) if result.bulk else ()),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
         ("policy", result.policy),
-        (
-            "store",
-            f"{format_counted(result.artifacts, 'artifact')}, {held}{', in RAM only' if result.ram_only else ''}",
-        ),
+        ("store", _render_store(result)),
         *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
         ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
         *(("engine", engine) for engine in result.engines),

@@ -6,7 +6,8 @@ import trio
 
 import kvnet
 from kvnet.engine.interface import Engine
-from kvnet.errors import EngineError, UsageError
+from kvnet.errors import EngineError, StoreAwayError, UsageError
+from kvnet.store.interface import StoreUsage
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
     LiveEntry,
@@ -18,6 +19,7 @@ from kvnet_node.operations.requests import (
     StopResult,
     WritesEntry,
 )
+from kvnet_node.wiring import Services
 from kvnet_node.writes import Writes
 
 LIVE_ANSWER_S = 1.0
@@ -27,7 +29,7 @@ LIVE_ANSWER_S = 1.0
 async def status(context: OperationContext, request: StatusRequest) -> StatusResult:  # noqa: ARG001
     """How the node is."""
     services = context.services
-    usage = await services.lane.run(services.store.usage)
+    usage = await _usage(services)
     return StatusResult(
         running=context.serving,
         data_dir=str(services.paths.data_dir),
@@ -35,9 +37,10 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         publisher=services.identity.publisher(),
         peer=services.peer_text,
         policy=services.identity.policy_name,
-        artifacts=usage.artifacts,
-        held_bytes=usage.held_bytes,
-        quota_bytes=usage.quota_bytes,
+        artifacts=usage.artifacts if usage is not None else 0,
+        held_bytes=usage.held_bytes if usage is not None else 0,
+        quota_bytes=usage.quota_bytes if usage is not None else services.config.quota_bytes,
+        store_away=services.store.away,
         pid=os.getpid() if context.serving else 0,
         uptime_s=services.uptime_s(),
         addresses=services.addresses(),
@@ -70,6 +73,14 @@ async def _live(engines: list[Engine]) -> list[LiveEntry]:
             for engine in engines:
                 nursery.start_soon(ask, engine)
     return [found[name] for name in sorted(found)]
+
+
+async def _usage(services: Services) -> StoreUsage | None:
+    """How full the store is; None while its drive is away."""
+    try:
+        return await services.lane.run(services.store.usage)
+    except StoreAwayError:
+        return None
 
 
 def _writes(writes: Writes) -> WritesEntry:

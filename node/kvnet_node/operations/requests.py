@@ -893,6 +893,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     Attributes:
         live: what the loaded models keep in memory between requests; a model too busy to say is left out.
         running: a node process serves this data directory.
+        store_away: why the store cannot be used at the moment; "" while it can.
         ram_only: the store is in RAM and ends with the node.
         writes: what may be written to its disk, and was written today.
         endpoint: URLs of the HTTP endpoint, each before ``/v1``.
@@ -919,6 +920,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     engines: list[str] = []
     reuse_verified: list[str] = []
     counters: dict[str, int] = {}
+    store_away: str = ""
     ram_only: bool = False
     writes: WritesEntry | None = None
     live: list[LiveEntry] = []
