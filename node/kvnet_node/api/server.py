@@ -5,9 +5,11 @@ on a client that does not read: what it sends is shielded from every cancellatio
 """
 
 import logging
+import resource
 import socket as stdlib_socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
 
 MAX_CONNECTIONS = 256
-"""Open connections; more are closed at once. A hundred clients with a few connections each stay below."""
+"""Open connections. A hundred clients with a few connections each stay below; of more, the longest idle one goes."""
+FILES_SHARE = 4
+"""Connections take one part in so many of the files this process may have open; store, peers and engines need some."""
+SPARED_S = 1.0
+"""A connection younger than this, or idle for less, is not closed for another one."""
 HEADER_TIMEOUT_S = 20.0
 """For the whole head of a request, and for a connection between two requests."""
 SEND_TIMEOUT_S = 30.0
@@ -58,18 +64,46 @@ class _BoundedStream:
         await self._stream.aclose()
 
 
+class _Connection(TCPServer):
+    """A connection that is over once its client has closed it; hypercorn's goes on until its idle time is."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """What one connection takes up."""
+
+    stream: trio.SocketStream
+    idle_since_s: float
+    running: int = 0
+
+
 class HttpServer:
     """Serves one ASGI application on listening sockets.
 
     Args:
         app: the application.
         sockets: bound and listening; closed at the end.
+        max_connections: open at a time; by default ``MAX_CONNECTIONS``, or fewer where few files may be open.
+        spared_s: see ``SPARED_S``.
     """
 
-    def __init__(self, app: Any, sockets: Sequence[stdlib_socket.socket]) -> None:
-        self._app = ASGIWrapper(_typed(app))
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[stdlib_socket.socket],
+        *,
+        max_connections: int | None = None,
+        spared_s: float = SPARED_S,
+    ) -> None:
+        self._app = app
         self._sockets = sockets
-        self._streams: set[trio.SocketStream] = set()
+        self._max_connections = max_connections or _most_connections()
+        self._spared_s = spared_s
+        self._places: set[_Place] = set()
         self._config = HypercornConfig()
         self._config.keep_alive_timeout = HEADER_TIMEOUT_S
         self._config.h11_max_incomplete_size = MAX_HEADER_BYTES
@@ -92,29 +126,59 @@ class HttpServer:
                 await trio.aclose_forcefully(listener)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        if len(self._streams) >= MAX_CONNECTIONS:
+        if len(self._places) >= self._max_connections and not self._close_an_idle_one():
             await trio.aclose_forcefully(stream)
             return
-        self._streams.add(stream)
+        place = _Place(stream, trio.current_time())
+        self._places.add(place)
         try:
             with suppress(OSError):
                 stream.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), _typed(_BoundedStream(stream)))
+            app = ASGIWrapper(_typed(self._watched(place)))
+            await _Connection(app, self._config, self._context, ConnectionState({}), _typed(_BoundedStream(stream)))
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away in the middle of something
         except* Exception as failures:  # noqa: BLE001 - one connection is never the node's end
             _log.error("a connection failed; it is closed", exc_info=failures)
         finally:
-            self._streams.discard(stream)
+            self._places.discard(place)
             await trio.aclose_forcefully(stream)
+
+    def _close_an_idle_one(self) -> bool:
+        """Make room: of the connections without a request the one that has been so for longest ends."""
+        latest_s = trio.current_time() - self._spared_s
+        idle = [place for place in self._places if not place.running and place.idle_since_s <= latest_s]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda place: place.idle_since_s)
+        self._places.discard(longest)
+        # Its tasks see the end of it and are gone soon after.
+        longest.stream.socket.close()
+        return True
+
+    def _watched(self, place: _Place) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            place.running += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                place.running -= 1
+                place.idle_since_s = trio.current_time()
+
+        return app
 
     async def _cut_at_the_end(self) -> None:
         try:
             await trio.sleep_forever()
         finally:
             # What hypercorn sends is shielded from this cancellation; with its socket it ends.
-            for stream in self._streams:
-                stream.socket.close()
+            for place in self._places:
+                place.stream.socket.close()
+
+
+def _most_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft // FILES_SHARE))
 
 
 def _typed(value: Any) -> Any:

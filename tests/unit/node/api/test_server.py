@@ -1,0 +1,85 @@
+"""Connections to the endpoint: how many there are, and what becomes of those that nobody uses."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from kvnet_node.api.server import HttpServer
+
+pytestmark = pytest.mark.loopback
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Answers:
+    """Answers requests; those to ``/wait`` once it is told to."""
+
+    def __init__(self) -> None:
+        self.go = trio.Event()
+        self.waiting = trio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/wait":
+            self.waiting.set()
+            await self.go.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def serving(app: Answers, *, max_connections: int) -> AsyncIterator[int]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(HttpServer(app, [listening], max_connections=max_connections, spared_s=0).run)
+        yield listening.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def answer_of(stream: trio.SocketStream, request: bytes = GET) -> bytes:
+    with trio.fail_after(10):
+        await stream.send_all(request)
+        return bytes(await stream.receive_some())
+
+
+async def test_a_connection_that_its_client_closed_gives_its_place_back() -> None:
+    async with serving(Answers(), max_connections=1) as port:
+        for _ in range(20):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                assert (await answer_of(stream)).startswith(b"HTTP/1.1 204")
+                await stream.send_eof()
+                with trio.fail_after(10):
+                    # The node closes its end at once, and not when the connection would have been idle for too long.
+                    assert await stream.receive_some() == b""
+
+
+async def test_the_longest_idle_connection_gives_way_to_a_new_one() -> None:
+    async with serving(Answers(), max_connections=2) as port:
+        first, second, third = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        assert (await answer_of(third)).startswith(b"HTTP/1.1 204")
+        with trio.fail_after(10):
+            assert await first.receive_some() == b""
+        assert (await answer_of(second)).startswith(b"HTTP/1.1 204")
+        for stream in (first, second, third):
+            await stream.aclose()
+
+
+async def test_a_connection_with_a_request_does_not_give_way() -> None:
+    app = Answers()
+    async with serving(app, max_connections=1) as port:
+        busy = await trio.open_tcp_stream("127.0.0.1", port)
+        await busy.send_all(GET.replace(b"/ ", b"/wait "))
+        with trio.fail_after(10):
+            await app.waiting.wait()
+            async with await trio.open_tcp_stream("127.0.0.1", port) as refused:
+                assert await refused.receive_some() == b""
+            app.go.set()
+            assert (await busy.receive_some()).startswith(b"HTTP/1.1 204")
+        await busy.aclose()
