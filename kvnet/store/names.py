@@ -43,6 +43,7 @@ class NamedVersion:
         name: what it is called.
         version: from 1.
         artifact: its artifact.
+        others: the same state stored with other codecs.
         model: the model it was computed with; "" when it came from a peer.
         fingerprint: of that model.
         context: messages and frozen template inputs, encoded as in the artifact.
@@ -58,6 +59,7 @@ class NamedVersion:
     context: bytes
     file_order: tuple[str, ...]
     created_s: int
+    others: tuple[ArtifactHash, ...] = ()
 
     @property
     def text(self) -> str:
@@ -78,6 +80,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: bytes
     file_order: tuple[str, ...]
     created_s: int
+    others: tuple[_Bytes32, ...] = ()
 
 
 class NameBook:
@@ -152,7 +155,7 @@ class NameBook:
             known = ", ".join(self.names()[:8])
             raise UnknownNameError(
                 f"no named context {name} on this node" + (f"; there are: {known}" if known else ""),
-                hint=f"`kvnet add PATH --name {name}` makes one; `kvnet list` shows what is here.",
+                hint=f"`kvnet list` shows what is here; `kvnet add PATH --name {name}` makes it.",
             )
         if version is None:
             version = numbers[-1]
@@ -176,13 +179,14 @@ class NameBook:
 
     def names_of(self, artifact: ArtifactHash) -> list[str]:
         """Every ``NAME@VERSION`` that means an artifact. A damaged file means nothing."""
-        return [version.text for version in self._all() if version.artifact == artifact]
+        return [version.text for version in self._all() if artifact in (version.artifact, *version.others)]
 
     def by_artifact(self) -> dict[ArtifactHash, list[NamedVersion]]:
         """Every version, by artifact, in one pass. A damaged file means nothing."""
         found: dict[ArtifactHash, list[NamedVersion]] = {}
         for version in self._all():
-            found.setdefault(version.artifact, []).append(version)
+            for artifact in (version.artifact, *version.others):
+                found.setdefault(artifact, []).append(version)
         return found
 
     def add(
@@ -195,6 +199,7 @@ class NameBook:
         context: bytes,
         file_order: Sequence[str],
         created_s: int,
+        others: Sequence[ArtifactHash] = (),
     ) -> NamedVersion:
         """Give an artifact the next version number of a name.
 
@@ -205,8 +210,12 @@ class NameBook:
         self.check_name(name)
         present, gone = self._numbers(name)
         number = max([0, *present, *gone]) + 1
-        version = NamedVersion(name, number, artifact, model, fingerprint, bytes(context), tuple(file_order), created_s)
-        document = _Document(1, artifact, model, fingerprint, version.context, version.file_order, created_s)
+        version = NamedVersion(
+            name, number, artifact, model, fingerprint, bytes(context), tuple(file_order), created_s, tuple(others)
+        )
+        document = _Document(
+            1, artifact, model, fingerprint, version.context, version.file_order, created_s, version.others
+        )
         folder = self._directory / name
         with storage_errors(f"naming {name}"):
             self._files.make_directory(folder)
@@ -301,6 +310,7 @@ class NameBook:
             document.context,
             document.file_order,
             document.created_s,
+            tuple(ArtifactHash(other) for other in document.others),
         )
 
 

@@ -36,6 +36,7 @@ def list_artifacts(*, context: Context) -> None:
                     word
                     for word, shown in (
                         ("own", entry.own),
+                        (f"lossy ({entry.codec})", entry.lossy),
                         ("pinned", entry.pinned),
                         ("incomplete", not entry.complete),
                     )
@@ -65,7 +66,7 @@ def show(artifact: str, /, *, context: Context) -> None:
 def _render_show(result: ShowResult) -> str:
     created = dt.datetime.fromtimestamp(result.created, tz=dt.UTC).isoformat(sep=" ")
     state = "complete" if result.complete else "incomplete"
-    size = f"{format_bytes(result.bytes)}, {result.codec}"
+    size = f"{format_bytes(result.bytes)}, {result.codec}{' (lossy)' if result.lossy else ''}"
     items = [
         ("artifact", result.artifact),
         ("names", ", ".join(result.names) or "-"),

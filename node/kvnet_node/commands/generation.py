@@ -39,7 +39,7 @@ def add(
         paths: files, directories or git repositories.
         name: the context's name: a-z, 0-9, dot, underscore and hyphen.
         model: name or folder of the model; by default model.default, else the only shareable one.
-        codec: how chunks are stored: raw or shuffle+zstd-1.
+        codec: how chunks are stored: raw, shuffle+zstd-1, or q8, which is lossy; raw,q8 makes an artifact of each.
         dry_run: say what would be done and stop.
     """
     if not paths:
@@ -72,7 +72,8 @@ def render_add(result: AddResult) -> str:
         f"{format_count(result.reused_tokens)} reused, {format_count(result.prefilled_tokens)} prefilled in "
         f"{format_seconds(result.prefill_s)}; {format_bytes(result.bytes)}, {format_bytes(result.new_bytes)} of it new"
     )
-    return f"{result.name}@{result.version}  {result.artifact}\n{summary}\nticket  {result.ticket}"
+    others = "".join(f"\nin {codec}  {artifact}" for codec, artifact in result.others.items())
+    return f"{result.name}@{result.version}  {result.artifact}{others}\n{summary}\nticket  {result.ticket}"
 
 
 def ask(

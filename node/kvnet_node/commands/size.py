@@ -10,7 +10,7 @@ def size(model: str, /, *, tokens: int | None = None, users: int = 1, codec: str
         model: a model's name, its folder, or a config.json.
         tokens: tokens of one user; 8,000, 32,000 and 128,000 by default.
         users: users with a context of their own each.
-        codec: raw or shuffle+zstd-1.
+        codec: raw, shuffle+zstd-1 or q8.
     """
     from kvnet.engine.models import find_config
     from kvnet.engine.sizing import size_report

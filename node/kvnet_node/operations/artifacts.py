@@ -29,6 +29,7 @@ def _summary(record: ArtifactRecord, names: list[NamedVersion], own: frozenset[b
         tokens=manifest.n_tokens,
         bytes=manifest.total_size_bytes,
         codec=manifest.codec.value,
+        lossy=not manifest.codec.lossless,
         complete=record.complete,
         pinned=record.pinned,
         signer=publisher_text(manifest.publisher),
@@ -55,6 +56,7 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
         held_chunks=held,
         bytes=manifest.total_size_bytes,
         codec=manifest.codec.value,
+        lossy=not manifest.codec.lossless,
         complete=record.complete,
         pinned=record.pinned,
         signer=publisher_text(manifest.publisher),
@@ -188,8 +190,11 @@ async def remove(ctx: OperationContext, request: r.ArtifactRequest) -> r.RemoveR
     services = ctx.services
     meant = await resolve_version(services, request.target)
     result = await services.lane.run(remove_meant, services.store, services.names, meant)
-    if result.removed and services.node is not None:
-        services.node.removed(meant.artifact if isinstance(meant, NamedVersion) else meant)
+    if services.node is not None:
+        gone = (meant.artifact, *meant.others) if isinstance(meant, NamedVersion) else (meant,)
+        for artifact in gone:
+            if await services.lane.run(services.store.get, artifact) is None:
+                services.node.removed(artifact)
     return result
 
 
@@ -207,6 +212,11 @@ def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHa
     # What a name means may have been removed before; a hash means what is held.
     doomed = not kept_by and (not gone or store.get(artifact) is not None)
     freed = store.remove(artifact) if doomed else 0
+    if isinstance(meant, NamedVersion):
+        # The same state in other codecs had no other name.
+        for other in meant.others:
+            if not left.get(other) and store.get(other) is not None:
+                freed += store.remove(other)
     return r.RemoveResult(artifact_text(artifact), gone, freed, doomed, kept_by, remaining)
 
 

@@ -4,6 +4,7 @@ import datetime as dt
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     services = ctx.services
     if not request.dry_run:
         services.require_disk("a named context")
-    codec = _codec(request.codec)
+    codec, *other_codecs = _codecs(request.codec)
     newest = await services.lane.run(services.names.newest, request.name)
     order = newest.file_order if newest is not None else ()
     paths = [Path(path) for path in request.paths]
@@ -74,7 +75,11 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         services.speeds.note(engine.info.path, added.prefilled_tokens, added.prefill_s)
         services.writes.named(added.new_bytes)
         _publish(ctx, engine, tokens, added)
-        version = await services.lane.run(_name, ctx, request.name, engine, added, layout.order, context)
+        others = await _add_others(ctx, engine, publish, other_codecs)
+        version = await services.lane.run(
+            _name, ctx, request.name, engine, (added, *others.values()), layout.order, context
+        )
+        _warn_of_lossy(ctx, codec)
         services.savings.added(
             added.record.hash,
             name=request.name,
@@ -84,13 +89,14 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
             prefill_s=added.prefill_s,
             n_bytes=added.new_bytes,
         )
+    new_bytes = added.new_bytes + sum(other.new_bytes for other in others.values())
     return r.AddResult(
         artifact=artifact_text(added.record.hash),
         name=request.name,
         version=version,
         tokens=len(tokens),
         bytes=added.record.manifest.total_size_bytes,
-        new_bytes=added.new_bytes,
+        new_bytes=new_bytes,
         reused_tokens=added.reused_tokens,
         prefilled_tokens=added.prefilled_tokens,
         prefill_s=added.prefill_s,
@@ -98,6 +104,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         skipped=plan.skipped,
         model=engine.info.name,
         codec=codec.value,
+        others={other.value: artifact_text(each.record.hash) for other, each in others.items()},
         ticket=services.ticket(added.record.hash, serving=ctx.serving),
     )
 
@@ -127,12 +134,32 @@ async def generate(ctx: OperationContext, request: r.GenerateRequest) -> r.Gener
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _codec(text: str) -> Codec:
+def _codecs(text: str) -> list[Codec]:
+    """The codecs of a text such as "raw,q8": lossless ones first, since no lossy one is made into a lossless one."""
     try:
-        return Codec(text)
+        codecs = dict.fromkeys(Codec(name.strip()) for name in text.split(","))
     except ValueError:
         names = " or ".join(codec.value for codec in Codec)
-        raise UsageError(f"expected the codec {names}, found {text!r}") from None
+        raise UsageError(f"expected the codec {names}, or several with commas, found {text!r}") from None
+    return sorted(codecs, key=lambda codec: not codec.lossless)
+
+
+async def _add_others(
+    ctx: OperationContext, engine: Engine, added: PublishRequest, codecs: Sequence[Codec]
+) -> dict[Codec, Added]:
+    """The same state again in each of these codecs, from what is stored: nothing is computed for it."""
+    others: dict[Codec, Added] = {}
+    for codec in codecs:
+        others[codec] = await ctx.services.publisher.add(engine, replace(added, codec=codec))
+        ctx.services.writes.named(others[codec].new_bytes)
+        _publish(ctx, engine, added.tokens, others[codec])
+    return others
+
+
+def _warn_of_lossy(ctx: OperationContext, codec: Codec) -> None:
+    """Somebody who adds a lossy artifact alone should hear that this node will not use it."""
+    if not codec.lossless and ctx.services.config.lossy == Lossy.NEVER.value:
+        ctx.warn(f"reuse.lossy is never: this node computes again what it has only in the lossy codec {codec.value}")
 
 
 def _now_s() -> int:
@@ -225,23 +252,31 @@ def _publish(ctx: OperationContext, engine: Engine, tokens: Sequence[int], added
 
 
 def _name(
-    ctx: OperationContext, name: str, engine: Engine, added: Added, order: Sequence[str], context: NamedContext
+    ctx: OperationContext,
+    name: str,
+    engine: Engine,
+    added: Sequence[Added],
+    order: Sequence[str],
+    context: NamedContext,
 ) -> int:
-    """Give the artifact its next version number; the same artifact again keeps the one it has."""
+    """Give the artifacts of one state the next version number; the same ones again keep the one they have."""
     names = ctx.services.names
     newest = names.newest(name)
-    if newest is not None and newest.artifact == added.record.hash and newest.file_order == tuple(order):
+    artifact, *others = (each.record.hash for each in added)
+    same = newest is not None and (newest.artifact, newest.file_order) == (artifact, tuple(order))
+    if newest is not None and same and set(others) <= set(newest.others):
         return newest.version
     fingerprint = engine.info.fingerprint
     assert fingerprint is not None  # noqa: S101 - nothing is added without one
     return names.add(
         name,
-        artifact=added.record.hash,
+        artifact=artifact,
         model=_model_text(ctx, engine),
         fingerprint=fingerprint.hash,
         context=encode_context(context),
         file_order=tuple(order),
         created_s=_now_s(),
+        others=others,
     ).version
 
 

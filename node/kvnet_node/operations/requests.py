@@ -27,7 +27,7 @@ class AddRequest(Request, frozen=True):
         paths: absolute paths of files, directories or git repositories.
         name: the context's name.
         model: name or folder of the model; None for ``model.default`` or the only shareable one.
-        codec: "raw" or "shuffle+zstd-1".
+        codec: "raw", "shuffle+zstd-1" or "q8"; or several with commas between them, each an artifact of its own.
         dry_run: only say what would be done.
     """
 
@@ -64,6 +64,7 @@ class AddResult(Result, frozen=True, tag="add"):
         codec: how chunks are stored.
         dry_run: nothing was computed or kept.
         ticket: what another device of the namespace fetches it with, addresses of the running node included.
+        others: the same state stored with the other codecs asked for: artifact hash text by codec.
     """
 
     artifact: str
@@ -82,6 +83,7 @@ class AddResult(Result, frozen=True, tag="add"):
     dry_run: bool = False
     ticket: str = ""
     prefill_known: bool = True
+    others: dict[str, str] = {}
 
 
 class AskRequest(Request, frozen=True):
@@ -273,6 +275,7 @@ class ArtifactSummary(msgspec.Struct, frozen=True):
     own: bool
     created: int
     model: str = ""
+    lossy: bool = False
 
 
 class ListRequest(Request, frozen=True):
@@ -323,6 +326,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     derived_from: list[dict[str, str]]
     context_bytes: int = 0
     ticket: str = ""
+    lossy: bool = False
 
 
 class VerifyRequest(Request, frozen=True):
@@ -896,6 +900,8 @@ class StatusResult(Result, frozen=True, tag="status"):
         store_away: why the store cannot be used at the moment; "" while it can.
         ram_only: the store is in RAM and ends with the node.
         writes: what may be written to its disk, and was written today.
+        model: the model of requests that name none.
+        no_model: why there is none.
         endpoint: URLs of the HTTP endpoint, each before ``/v1``.
         bulk: where bulk connections are taken, and whether they are encrypted.
         reuse_verified: models that passed ``kvnet selftest`` on this machine.
@@ -917,6 +923,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     bulk: str = ""
     peers: int = 0
     model: str = ""
+    no_model: str = ""
     engines: list[str] = []
     reuse_verified: list[str] = []
     counters: dict[str, int] = {}

@@ -26,7 +26,7 @@ def store() -> MemoryStore:
     return store
 
 
-def name(names: NameBook, text: str, artifact: Sample) -> NamedVersion:
+def name(names: NameBook, text: str, artifact: Sample, *others: Sample) -> NamedVersion:
     return names.add(
         text,
         artifact=artifact.hash,
@@ -35,6 +35,7 @@ def name(names: NameBook, text: str, artifact: Sample) -> NamedVersion:
         context=b"",
         file_order=(),
         created_s=0,
+        others=[other.hash for other in others],
     )
 
 
@@ -78,3 +79,17 @@ def test_a_hash_of_nothing_held_is_not_in_the_store(store: MemoryStore, names: N
     store.remove(NEW.hash)
     with pytest.raises(NotInStoreError):
         remove_meant(store, names, NEW.hash)
+
+
+def test_a_name_takes_the_same_state_in_other_codecs_with_it(store: MemoryStore, names: NameBook) -> None:
+    mine = name(names, "mine", OLD, NEW)
+    theirs = name(names, "theirs", NEW)
+    remove_meant(store, names, mine)
+    assert store.get(OLD.hash) is None
+    assert store.get(NEW.hash) is not None
+    remove_meant(store, names, theirs)
+    publish(store, OLD, pinned=True)
+    publish(store, NEW, pinned=True)
+    result = remove_meant(store, names, name(names, "both", OLD, NEW))
+    assert store.artifacts() == []
+    assert result.freed_bytes > OLD.manifest.total_size_bytes

@@ -196,3 +196,21 @@ def test_versions_are_private_to_their_owner(book: NameBook, tmp_path: Path) -> 
         os.umask(old)
     for path in [tmp_path / "names", *(tmp_path / "names").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_version_may_mean_the_same_state_in_several_codecs(book: NameBook, tmp_path: Path) -> None:
+    first = book.add(
+        "docs",
+        artifact=artifact(1),
+        model="",
+        fingerprint=FINGERPRINT,
+        context=b"",
+        file_order=(),
+        created_s=0,
+        others=[artifact(2)],
+    )
+    again = NameBook(tmp_path / "names")
+    assert again.resolve("docs") == first
+    assert (first.artifact, first.others) == (artifact(1), (artifact(2),))
+    assert again.names_of(artifact(2)) == again.names_of(artifact(1)) == ["docs@1"]
+    assert again.by_artifact() == {artifact(1): [first], artifact(2): [first]}
