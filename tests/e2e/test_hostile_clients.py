@@ -92,3 +92,21 @@ def test_a_prompt_longer_than_any_window_is_a_400_in_each_clients_form(url: str)
     assert (openai.status_code, openai.json()["error"]["code"]) == (400, "context_length_exceeded")
     anthropic = ask(url, "/v1/messages", messages=[{"role": "user", "content": text}])
     assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_nothing_that_a_private_request_says_is_kept_told_or_counted(node: Kvnet, url: str) -> None:
+    word = "Xylophonezebra"
+    said = [{"role": "system", "content": f"{word} is secret. " * 60}, {"role": "user", "content": word}]
+    counted = node.json("node", "status")["counters"]
+    for model in (f"{TINY}#private", f"{TINY}#x#private"):
+        for messages in (said, [{"role": "user", "content": [{"type": word}]}], [*said, {"role": 5}]):
+            answer = ask(url, model=model, messages=messages)
+            assert answer.status_code == (200 if messages is said and "#x" not in model else answer.status_code)
+            told = node("explain"), node("explain", "--json"), node("node", "status", "--json"), node("list")
+            assert not any(word in ran.stdout + ran.stderr for ran in told)
+    after = node.json("node", "status")["counters"]
+    for name in ("prompt_tokens", "generated_tokens", "reused_ram_tokens", "reused_disk_tokens"):
+        assert after.get(name, 0) == counted.get(name, 0)
+    kept = [path for path in node.data_dir.rglob("*") if path.is_file() and "models" not in path.parts]
+    assert kept
+    assert not any(word.encode() in path.read_bytes() for path in kept)

@@ -153,7 +153,7 @@ class Answering:
         renderer: Renderer | None = None
         try:
             body = parse_object(data)
-            with self._front.request(path, body) as request:
+            with self._front.request(path, body, headers) as request:
                 writer.request_id = request.id
                 incoming, renderer = self._style.read(path, body, headers)
                 await self._run(self._front, incoming, request, renderer, writer)

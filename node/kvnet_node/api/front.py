@@ -24,13 +24,22 @@ from kvnet.store.names import NameBook, NamedVersion
 from kvnet_node.api.aliases import Alias, with_alias
 from kvnet_node.api.bodies import encode_object
 from kvnet_node.api.failures import RETRY_AFTER_S, SERVER, failure_of, invalid, refused
-from kvnet_node.api.headers import is_private, wants_reuse
+from kvnet_node.api.headers import is_private, may_be_private, wants_reuse
 from kvnet_node.api.merging import with_context
-from kvnet_node.api.model_names import ModelName, choose_version, model_list, parse_model, unknown_model
+from kvnet_node.api.model_names import (
+    ModelName,
+    choose_version,
+    model_list,
+    names_private,
+    parse_model,
+    unknown_model,
+)
 from kvnet_node.api.parameters import cache_key_of, clean_parameters, max_tokens_of
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 from kvnet_node.engines import EngineShelf
 from kvnet_node.prompts.normalise import Removed, Rules, normalise
+
+PRIVATE_FAILURE = "a private request: what was at fault was told to the client alone"
 
 MODELS_AGE_S = 5.0
 """How long the list of models may be old when a request names one; a name that is not in it is looked up anew."""
@@ -149,8 +158,10 @@ class Front:
             await self._left.wait()
 
     @contextmanager
-    def request(self, path: str, body: Mapping[str, Any]) -> Iterator[LoggedRequest]:
+    def request(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[LoggedRequest]:
         """Note a request and how it ends; its id goes to the client.
+
+        Of a private one, also of one that is at fault, nothing that it said is noted.
 
         Raises:
             ApiError: 503: the node is about to stop.
@@ -168,11 +179,14 @@ class Front:
         request = self.log.begin(
             time_s=self._options.clock_s(), path=path, model=model[:200] if isinstance(model, str) else ""
         )
+        request.private = may_be_private(headers) or names_private(model)
         self._running += 1
         try:
             yield request
         except Exception as error:
-            request.failure = failure_of(error)
+            failure = failure_of(error)
+            # Its message may quote what was asked.
+            request.failure = replace(failure, message=PRIVATE_FAILURE, headers={}) if request.private else failure
             self.counters["requests_failed"] += 1
             raise
         except BaseException:
@@ -348,11 +362,17 @@ class Front:
     def _note(self, request: LoggedRequest, event: Started | Body | Finished) -> None:
         if isinstance(event, Started):
             self.log.reused(request, event.reuse)
+        elif isinstance(event, Finished):
+            self.log.finish(request, event)
+        if not request.private:
+            self._count(event)
+
+    def _count(self, event: Started | Body | Finished) -> None:
+        if isinstance(event, Started):
             self.counters["prompt_tokens"] += event.reuse.prompt_tokens
             if event.reuse.reused_tokens:
                 self.counters[f"reused_{event.reuse.source}_tokens"] += event.reuse.reused_tokens
         elif isinstance(event, Finished):
-            self.log.finish(request, event)
             self.counters["generated_tokens"] += len(event.completed.tokens)
 
 

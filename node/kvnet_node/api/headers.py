@@ -20,6 +20,11 @@ def is_private(headers: Mapping[str, str]) -> bool:
     return _switch(headers, "x-kvnet-private", default=False)
 
 
+def may_be_private(headers: Mapping[str, str]) -> bool:
+    """Whether ``x-kvnet-private`` asks for it, or means to and cannot be read."""
+    return headers.get("x-kvnet-private", "").strip().lower() not in _OFF | {""}
+
+
 def wants_reuse(headers: Mapping[str, str]) -> bool:
     """Whether prefixes are to be looked up: unless ``x-kvnet-reuse: off``."""
     return _switch(headers, "x-kvnet-reuse", default=True)

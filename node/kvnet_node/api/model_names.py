@@ -50,6 +50,11 @@ def parse_model(value: object) -> ModelName:
     return ModelName(None if model in UNCHOSEN else model, contexts[0] if contexts else "", private=private)
 
 
+def names_private(value: object) -> bool:
+    """Whether ``model`` of a request asks for privacy, whatever else is wrong with it."""
+    return isinstance(value, str) and PRIVATE in value.strip().split("#")[1:]
+
+
 def is_of(version: NamedVersion, entry: ModelEntry) -> bool:
     """Whether a context was computed with a model of this machine."""
     return version.model in {entry.name, str(entry.path)}
