@@ -166,6 +166,9 @@ class Index:
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         with self._translated():
+            # Nobody else opens it: the data directory is locked. Then SQLite needs no memory-mapped file beside it,
+            # whose pages kill the process with SIGBUS when the drive has gone.
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             version = db.execute("PRAGMA user_version").fetchone()[0]
