@@ -46,6 +46,21 @@ def test_first_request_is_small_and_the_window_grows_with_the_rate() -> None:
     assert all(size <= MAX_CHUNKS_PER_REQUEST for size in sizes)
 
 
+def test_channel_that_can_have_more_on_its_way_is_asked_for_more() -> None:
+    chunks = [bytes([index]) * 1000 for index in range(20)]
+    asked: dict[int, int] = {}
+    for window_bytes in (4000, 8000):
+        limits = FetchLimits(max_window_bytes=4000)
+        machine = FetchMachine(entries_of(chunks), range(20), [peer("a")], limits=limits)
+        machine.start(0.0)
+        machine.window_known(peer("a"), window_bytes)
+        machine.window_known(peer("nobody"), 1)
+        instructions = machine.chunk_arrived(peer("a"), 0, chunks[0], 0.0)
+        asked[window_bytes] = sum(len(each.indices) for each in instructions if isinstance(each, RequestChunks))
+    # One of the two that were asked for at first is still on its way.
+    assert asked == {4000: 3, 8000: 7}
+
+
 def test_no_more_is_asked_for_than_a_stream_can_buffer() -> None:
     limits = FetchLimits(max_window_bytes=1000, min_rate_bytes_s=50.0)
     chunks = make_chunks(50)
@@ -61,6 +76,31 @@ def test_no_more_is_asked_for_than_a_stream_can_buffer() -> None:
             index = asked.pop(0)
             waiting = machine.chunk_arrived(peer("a"), index, chunks[index], 0.0)
     assert machine.ended
+
+
+def test_channel_that_buffers_nothing_may_have_more_on_its_way() -> None:
+    chunks = make_chunks(400)
+    limits = FetchLimits(max_window_bytes=1000, min_rate_bytes_s=50.0)
+
+    def most_at_once(window_bytes: int) -> int:
+        machine = FetchMachine(entries_of(chunks), range(400), [peer("a")], limits=limits)
+        machine.window_known(peer("stranger"), window_bytes)
+        waiting, asked, now, most = machine.start(0.0), list[int](), 0.0, 0
+        machine.window_known(peer("a"), window_bytes)
+        while waiting:
+            instruction = waiting.pop(0)
+            if isinstance(instruction, RequestChunks):
+                asked += instruction.indices
+                most = max(most, sum(len(chunks[index]) for index in asked))
+            if not waiting and asked:
+                now += 0.001
+                index = asked.pop(0)
+                waiting = machine.chunk_arrived(peer("a"), index, chunks[index], now)
+        assert machine.ended
+        return most
+
+    assert most_at_once(1000) <= 1000
+    assert 2000 < most_at_once(5000) <= 5000
 
 
 def test_chunks_are_asked_for_in_plan_order() -> None:

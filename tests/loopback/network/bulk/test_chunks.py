@@ -123,6 +123,51 @@ async def test_chunks_and_refusals_come_in_the_order_asked_for_with_their_hashes
         await sender.done.wait()
 
 
+async def test_chunks_that_come_together_are_handed_over_together(listening: Listening) -> None:
+    chunks = {index: os.urandom(1000) for index in range(200)}
+    pair, sender = await served(listening, Source(chunks))
+    pair.receiver.request(asking(*chunks), dict.fromkeys(chunks, 1000))
+    handed: list[list[ChunkEvent]] = []
+    with trio.fail_after(10):
+        while sum(map(len, handed)) < 200:
+            handed.append(await pair.receiver.next_events())
+    arrived = [event for events in handed for event in events]
+    assert [event.index for event in arrived if isinstance(event, ChunkArrived)] == list(chunks)
+    assert len(handed) < 200
+    assert pair.receiver.usable
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_next_chunk_is_read_while_one_is_sent_and_neither_spoils_the_other(listening: Listening) -> None:
+    size, n = 16 * MIB, 6
+    read = [threading.Event() for _ in range(n)]
+
+    class Watched(Source):
+        def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
+            for index in request.indices:
+                view = room(size)
+                view[:] = bytes([index]) * size
+                read[index].set()
+                yield HeldChunk(index, view)
+
+    pair, sender = await served(listening, Watched({}))
+    pair.receiver.request(asking(*range(n)), dict.fromkeys(range(n), size))
+    # The receiver stops reading when so much waits for somebody to take it: the next chunk is still being sent.
+    stuck = AHEAD_BYTES // size
+    assert await trio.to_thread.run_sync(read[stuck + 1].wait, 10)
+    assert not read[-1].is_set()
+    for index in range(n):
+        event = await pair.next()
+        assert isinstance(event, ChunkArrived)
+        assert event.digest == blake3_hash(bytes([index]) * size)
+        pair.receiver.finished(event.data)
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
 async def test_pause_of_the_sender_is_kept_and_can_be_ended(listening: Listening) -> None:
     pair, sender = await served(listening, Source({0: b"x"}, pause_s=3600))
     pair.receiver.request(asking(0), {0: 1})
