@@ -236,7 +236,7 @@ def _cursor(endpoint: Endpoint) -> Guide:
             "It needs a public HTTPS address that leads here (a tunnel or a reverse proxy), in place of YOUR-HOST."
         ),
         "Your prompts and this model's answers then pass through Cursor's servers and the tunnel.",
-        "Behind a public address set a token, and name the host, in the node's config.toml as below.",
+        "Behind a public address set a token, and name the host, in the node's config.toml as above.",
         (
             "The override holds for all its OpenAI models; tab completion and, by its documentation, agent mode do not "
             "use it."

@@ -27,6 +27,8 @@ from kvnet_node.api.openai import OpenAIStyle
 _OPEN_PATHS = frozenset({"/health"})
 """What says nothing worth a token."""
 
+_SERVED = "/v1/chat/completions, /v1/completions, /v1/messages, /v1/messages/count_tokens, /v1/models and /health"
+
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
@@ -167,9 +169,8 @@ def _failed(failure: ApiFailure) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     del error
-    return _failed_at(
-        request, ApiFailure(404, INVALID, f"nothing is served at {request.url.path[:200]!r}", "unknown_url")
-    )
+    message = f"nothing is served at {request.url.path[:200]!r}; served are {_SERVED}"
+    return _failed_at(request, ApiFailure(404, INVALID, message, "unknown_url"))
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:

@@ -151,6 +151,11 @@ def _row(agent: str, session: str, tally: Tally) -> tuple[str, ...]:
 
 
 def _remarks(context: Context, result: Audited) -> None:
+    if not result.total.requests:
+        context.output.warning(
+            f"no request was recognised in {format_counted(result.files, 'file')}: expected sessions of Claude Code, "
+            "Codex or Gemini CLI, or request bodies, one a line"
+        )
     if result.total.estimated:
         context.output.message("estimated: no usage says how many tokens, so characters / 4 are counted")
     if result.total.without_cache_usage:

@@ -21,7 +21,9 @@ def show(*, context: Context) -> None:
         rows = [(key, _shown(value), config.origins[key]) for key, value in values.items()]
         return columns([("data_dir", str(context.data_dir), ""), *rows], ("SETTING", "VALUE", "FROM"))
 
+    file = context.data_dir / "config.toml"
     context.output.result(record, render)
+    context.output.message(f"settings are read from {file}" + ("" if file.exists() else ", which does not exist yet"))
 
 
 def _shown(value: Any) -> str:

@@ -201,5 +201,8 @@ def _models(config: Config, data_dir: Path) -> list[Finding]:
     entries = models_here(config, data_dir)
     shareable = sum(entry.shareable is True for entry in entries)
     text = f"{format_count(len(entries))} found, {format_count(shareable)} whose state can be shared"
-    found = Finding("models", "ok" if shareable else "note", text, "" if shareable else "kvnet model list says why")
+    next_step = (
+        "kvnet model list says why" if entries else "kvnet model list says where it looks; kvnet demo brings one"
+    )
+    found = Finding("models", "ok" if shareable else "note", text, "" if shareable else next_step)
     return [*missing, found]

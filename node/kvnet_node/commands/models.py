@@ -29,7 +29,7 @@ def list_models(*, context: Context) -> None:
     if not entries:
         context.output.message(
             "no MLX models found in the Hugging Face cache, ~/.lmstudio/models or model.paths; "
-            "kvnet model import FILE.gguf makes one"
+            "kvnet demo brings a small one, kvnet model import FILE.gguf makes one"
         )
 
 

@@ -40,7 +40,7 @@ def savings(
 
     context.output.result(record, shown)
     if not result.requests and not result.artifacts:
-        context.output.message("nothing noted yet: kvnet add, kvnet ask and requests to the node are")
+        context.output.message("nothing noted yet: it begins with kvnet add, kvnet ask, or a request to the node")
 
 
 def render(result: SavingsResult, money: str) -> str:

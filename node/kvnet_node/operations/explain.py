@@ -73,7 +73,10 @@ async def explained(
     """
     unknown = [name for name in request.sections if name not in SECTIONS]
     if unknown:
-        raise UsageError(f"expected sections out of {', '.join(SECTIONS)}, found {unknown[0]!r}")
+        raise UsageError(
+            f"expected sections out of {', '.join(SECTIONS)}, found {unknown[0]!r}",
+            hint="kvnet explain without --section shows all of them",
+        )
     wanted = _wanted(log, request.request)
     earlier = tuple(takewhile(lambda each: each is not wanted, log))
     question = Question(wanted, earlier, loaded, links)
@@ -239,7 +242,9 @@ def _most_similar(request: LoggedRequest, prompt: Prompt, others: Sequence[Logge
 
 def _shown_model(request: LoggedRequest) -> str:
     other = request.answered_by and request.answered_by != request.model.partition("#")[0]
-    return f"{request.model or 'none'} (answered by {request.answered_by})" if other else request.model
+    if not request.model:
+        return f"{request.answered_by} (none was named)" if request.answered_by else "none was named"
+    return f"{request.model} (answered by {request.answered_by})" if other else request.model
 
 
 def _base(request: LoggedRequest) -> str:
