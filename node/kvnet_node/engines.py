@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+# How old the list of models may be from which a status names the one that requests get that name none.
+_DEFAULT_AGE_S = 5.0
+
 
 @dataclass(slots=True)
 class _Loaded:
@@ -126,6 +129,13 @@ class EngineShelf:
         if not model and not default and any(entry.shareable for entry in own):
             entries = own
         return choose_model(model, default, entries)
+
+    async def default(self) -> tuple[str, str]:
+        """The model of requests that name none, or "" and why there is none."""
+        try:
+            return (await self.choose(None, max_age_s=_DEFAULT_AGE_S)).name, ""
+        except UnknownModelError as error:
+            return "", f"{error}; {error.hint}" if error.hint else str(error)
 
     @property
     def digest_cache(self) -> Path:

@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
@@ -56,13 +56,17 @@ def run_node(settings: "Settings", output: Output) -> int:
 
 async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> None:
     async with open_services(settings, network=True, serving=True) as services, trio.open_nursery() as nursery:
+        if settings.config.origins["model.default"] == "flag":
+            # A name that was typed just now and means nothing is said at once, not at the first request.
+            await services.engines.choose(settings.config.model_default)
+        model = await services.engines.default()
         # Before anybody is told that the node runs, a signal must already mean a clean stop.
         await nursery.start(_stop_on_signal, services)
         async with control_socket(settings.paths.control_socket) as (listener, path):
             lock.record_control_socket(path)
             nursery.start_soon(serve_control, listener, _Handler(services))
             moved = await _open_endpoint(settings, services, nursery)
-            _announce(settings, services, output, path, moved)
+            _announce(settings, services, output, _Said(path, moved, *model))
             await services.stop_requested.wait()
             _log.info("stopping")
             await _drain(settings, services)
@@ -139,33 +143,52 @@ async def _stop_on_signal(services: Services, *, task_status: "TaskStatus[None]"
             services.stop_requested.set()
 
 
-def _announce(settings: "Settings", services: Services, output: Output, control: Path, moved: str) -> None:
+class _Said(NamedTuple):
+    """What a start says that neither settings nor services know."""
+
+    control: Path
+    moved: str
+    model: str
+    no_model: str
+
+
+def _announce(settings: "Settings", services: Services, output: Output, said: _Said) -> None:
     addresses = services.addresses()
     record: dict[str, Any] = {
         "type": "node start",
         "addresses": addresses,
         "endpoint": services.endpoint,
-        "endpoint_moved": moved,
+        "endpoint_moved": said.moved,
         "data_dir": str(settings.paths.data_dir),
         "publisher": services.identity.publisher(),
         "peer": services.peer_text,
-        "model": settings.config.model_default,
+        "model": said.model,
+        "no_model": said.no_model,
         "policy": settings.config.trust_policy,
         "pid": os.getpid(),
-        "control_socket": str(control),
+        "control_socket": str(said.control),
         "version": kvnet.__version__,
     }
     _log.info("started", peer=services.peer_text, addresses=len(addresses))
     output.result(record, lambda _: _screen(record))
-    if moved:
-        _log.warning("endpoint moved", reason=moved)
-        output.message(f"the endpoint is at another port than usual, {services.endpoint[0]}: {moved}")
+    if said.moved:
+        _log.warning("endpoint moved", reason=said.moved)
+        output.message(f"the endpoint is at another port than usual, {services.endpoint[0]}: {said.moved}")
+
+
+def _model_text(record: dict[str, Any]) -> str:
+    if record["model"]:
+        return f"{record['model']}, loaded at the first request"
+    return f"none: {record['no_model']}"
 
 
 def _screen(record: dict[str, Any]) -> str:
     data_dir = record["data_dir"]
     elsewhere = Path(data_dir) != default_data_dir().absolute()
-    next_step = "kvnet add PATH --name NAME" + (f" --data-dir {shlex.quote(data_dir)}" if elsewhere else "")
+    flag = f" --data-dir {shlex.quote(data_dir)}" if elsewhere else ""
+    steps = [f"kvnet add PATH --name NAME{flag}"] if record["model"] else [f"kvnet model list{flag}"]
+    if record["endpoint"] and record["model"]:
+        steps.append(f"kvnet connect CLIENT{flag}")
     lines = pairs(
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
@@ -174,8 +197,8 @@ def _screen(record: dict[str, Any]) -> str:
             ("data dir", data_dir),
             ("publisher", record["publisher"]),
             ("policy", record["policy"]),
-            ("model", record["model"] or "loaded at the first request"),
-            ("next", next_step),
+            ("model", _model_text(record)),
+            *(("next", step) for step in steps),
         ]
     )
     return f"{lines}"

@@ -119,7 +119,7 @@ def render_status(result: StatusResult) -> str:
         ("policy", result.policy),
         ("store", _render_store(result)),
         *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
-        ("model", result.model or "none chosen: --model M, or model.default in config.toml"),
+        ("model", result.model or f"none: {result.no_model}"),
         *(("engine", engine) for engine in result.engines),
         *(("memory", _render_live(live)) for live in result.live),
         ("reuse verified", verified),

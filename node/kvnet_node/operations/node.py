@@ -30,6 +30,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
     """How the node is."""
     services = context.services
     usage = await _usage(services)
+    model, no_model = await services.engines.default()
     return StatusResult(
         running=context.serving,
         data_dir=str(services.paths.data_dir),
@@ -47,7 +48,8 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         endpoint=services.endpoint,
         bulk=services.bulk_text(),
         peers=len(services.peer_entries()),
-        model=services.config.model_default,
+        model=model,
+        no_model=no_model,
         engines=services.engines.loaded(),
         reuse_verified=services.verified_models(),
         counters=services.counters(),
