@@ -202,7 +202,13 @@ async def _announce_plan(
     """Say what will be computed before it starts; the same values are the result of a dry run."""
     services = ctx.services
     found = await services.lane.run(
-        find_local, services.store, engine.info, services.identity, tokens, limit_tokens=len(tokens)
+        find_local,
+        services.store,
+        engine.info,
+        services.identity,
+        tokens,
+        limit_tokens=len(tokens),
+        lossy=Lossy.NEVER if _codecs(request.codec)[0].lossless else Lossy.ALWAYS,
     )
     reused = found.hit.n_tokens if found.hit is not None else 0
     speed = services.speeds.prefill_tokens_s(engine.info.path)
