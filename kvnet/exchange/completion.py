@@ -197,7 +197,7 @@ class Completer:
         lane: where blocking store work runs.
         identity: namespaces, policy and signing key.
         fetch_prefix: how to ask peers (:func:`ask_peers`); ``None`` to use RAM and the store alone.
-        speeds: measured prefill speeds: read for ``saved_s``, told of every prefill.
+        speeds: measured prefill speeds: read for ``saved_s``, told of every prefill that was not private.
         keeper: keeps what is worth it, in the background; ``None`` to keep nothing on disk.
         exact_only: reuse only artifacts whose verdict is ``EXACT``.
         lossy: whether artifacts of a lossy codec are reused.
@@ -332,12 +332,14 @@ class Completer:
         Both may be files on a full disk; that is no reason to break off an answer that is complete.
         """
         done = finished.completed
-        if self._keeper is not None and not request.asked.private:
+        if request.asked.private:
+            return
+        if self._keeper is not None:
             tokens = (*request.prepared.tokens, *done.tokens)[: done.held_tokens]
             self._keeper.offer(ToKeep(request.engine, tokens, request.signals(done.held_tokens)))
         try:
             self._speeds.note(request.engine.info.path, done.prefilled_tokens, done.prefill_s)
-            if self._used is not None and not request.asked.private:
+            if self._used is not None:
                 self._used(finished)
         except (KvnetError, OSError) as error:
             _log.warning("a completion was not noted: %s", error)

@@ -176,7 +176,7 @@ async def test_a_private_request_writes_announces_asks_and_counts_nothing(
     assert (told.reuse.source, told.reuse.created_tokens) == ("none", 0)
     assert a.exchange.counters() == answered
     assert (b.store.artifacts(), b.used, b.engine.lives, b.keeper.counters()) == ([], [], [], {})
-    assert b.exchange.announcing().keys == 0
+    assert (b.exchange.announcing().keys, b.speeds.noted) == (0, [])
     assert "the request is private: no peer was asked" in told.reuse.reasons
     # What this node holds may be used, and is not touched.
     await a.engine.drop_live()
