@@ -53,7 +53,7 @@ from kvnet.store.reading import (
 from kvnet.store.records import RecordCache
 from kvnet.store.recovery import reconcile, remove_temporary_files
 from kvnet.store.resuming import ResumablePackWriter
-from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Space
+from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Compaction, Space
 from kvnet.store.writer import DiskPackWriter, PackDraft
 
 _log = logging.getLogger(__name__)
@@ -379,10 +379,7 @@ class DiskStore(Store):
                     return done
                 placed = False
                 try:
-                    kept = self._space.copy(compaction)
-                    with self._lock:
-                        self._require_open()
-                        placed = self._space.put_in_place(compaction, kept)
+                    placed = self._exchange(compaction)
                 except (KvnetError, OSError) as error:
                     with self._lock:
                         gone = not self._space.still_wanted(compaction)
@@ -392,6 +389,23 @@ class DiskStore(Store):
                     with self._lock:
                         self._space.end_compaction(compaction, failed=not placed)
                 done += placed
+
+    def _exchange(self, compaction: Compaction) -> bool:
+        """Write one pack anew and use it; whether that was of use. Whatever waits for the medium is done unlocked."""
+        kept = self._space.copy(compaction)
+        old = self._paths.pack(compaction.pack.name)
+        with self._lock:
+            self._require_open()
+            new = self._space.name_copy(compaction)
+        used = False
+        try:
+            self._files.sync_directory(new.parent)
+            with self._lock:
+                self._require_open()
+                used = self._space.use_copy(compaction, new, kept)
+        finally:
+            self._files.unlink(old if used else new)
+        return used
 
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""

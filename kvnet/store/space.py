@@ -300,8 +300,14 @@ class Space:
         old = self._paths.pack(compaction.pack.name)
         return self._copy(old, compaction.target, read_pack(self._files, old), compaction.needed)
 
-    def put_in_place(self, compaction: Compaction, kept: list[PlacedChunk]) -> bool:
-        """Use the new pack instead, under another name: whoever has the old one open goes on reading it.
+    def name_copy(self, compaction: Compaction) -> Path:
+        """Give the new pack a name of its own among the packs: whoever has the old one open goes on reading it."""
+        target = self._paths.pack(self.free_name(compaction.pack.artifact))
+        self._files.rename(compaction.target, target)
+        return target
+
+    def use_copy(self, compaction: Compaction, target: Path, kept: list[PlacedChunk]) -> bool:
+        """Use the new pack instead, whose name is on the medium by now; the old file is the caller's to remove.
 
         Returns:
             False when it is of no use, because something else of the old pack has come to be used meanwhile.
@@ -310,22 +316,16 @@ class Space:
             OSError: the disk failed.
         """
         pack = compaction.pack
-        if not self.still_wanted(compaction):
-            return False
         copied = {chunk.hash for chunk in compaction.needed}
-        if any(chunk.hash not in copied for chunk in self._needed(pack)):
+        if not self.still_wanted(compaction) or any(chunk.hash not in copied for chunk in self._needed(pack)):
             return False
-        old = self._paths.pack(pack.name)
-        name = self.free_name(pack.artifact)
-        self._files.rename(compaction.target, self._paths.pack(name))
-        self._files.sync_directory(old.parent)
-        found = self._paths.pack(name).lstat()
+        found = target.lstat()
         with self._index.transaction():
             users = self._index.users_of_pack(pack.id)
             self._index.drop_pack(pack.id)
+            name = str(target.relative_to(self._paths.packs))
             self._index.add_pack(name, pack.artifact, found.st_size, found.st_mtime_ns, kept)
             self._index.refresh(users)
-        self._files.unlink(old)
         return True
 
     def still_wanted(self, compaction: Compaction) -> bool:
