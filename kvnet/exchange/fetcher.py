@@ -306,9 +306,7 @@ class ArtifactFetcher:
             pace=self._pace,
         )
 
-    def _judge(
-        self, fetch: ChunkFetch, entries: Sequence[ChunkEntry], missing: Sequence[int], began_s: float
-    ) -> None:
+    def _judge(self, fetch: ChunkFetch, entries: Sequence[ChunkEntry], missing: Sequence[int], began_s: float) -> None:
         """Remember what each peer did, for the fetches to come.
 
         Whoever was asked and had brought nothing when the fetch ended is no faster than one chunk in that time.

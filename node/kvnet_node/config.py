@@ -158,9 +158,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("store.min_free_bytes", parse_size_bytes, "what the store leaves free on its disk"),
     Setting("store.scrub_interval_s", _seconds, "seconds after which a running node reads its store through again"),
     Setting("store.scrub_bytes_s", parse_size_bytes, "the most bytes a second that this reads"),
-    Setting(
-        "store.ram_only", _switch, "keep nothing of prompts on disk: the store is in RAM, ends with the node"
-    ),
+    Setting("store.ram_only", _switch, "keep nothing of prompts on disk: the store is in RAM, ends with the node"),
     Setting("store.keep_days", _count, "days after which what was kept unasked, and not used, goes"),
     Setting(
         "store.write_budget_bytes_day",
