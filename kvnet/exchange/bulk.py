@@ -224,6 +224,7 @@ class BulkTransport:
         """Keep a connection for the next fetch; False when it is of no more use."""
         if not receiver.usable or self._nursery is None:
             return False
+        receiver.rest()
         self._warm.setdefault(peer, []).append(_Warm(receiver, trio.current_time()))
         return True
 

@@ -17,7 +17,7 @@ from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
 from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
 
-AHEAD_BYTES: Final = 32 * 1024 * 1024
+AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
 
 REPORT_S: Final = 0.25
@@ -138,6 +138,13 @@ class Receiver:
             self._free.append(data.obj)
             if self._full:
                 self._link.wake()
+
+    def rest(self) -> None:
+        """Nothing will be asked for a while: give back the memory of buffers, but for the first few chunks."""
+        kept_bytes = sum(map(len, self._free))
+        while kept_bytes > TOGETHER_BYTES and self._free:
+            # The thread takes none now: nothing is expected.
+            kept_bytes -= len(self._free.pop())
 
     def stop(self) -> None:
         """End the connection; `done` is set soon after, whatever the peer does."""

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -163,6 +164,29 @@ async def test_next_chunk_is_read_while_one_is_sent_and_neither_spoils_the_other
         assert isinstance(event, ChunkArrived)
         assert event.digest == blake3_hash(bytes([index]) * size)
         pair.receiver.finished(event.data)
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_connection_at_rest_keeps_little_memory_and_works_on(listening: Listening) -> None:
+    chunks = dict.fromkeys(range(12), os.urandom(MIB))
+    pair, sender = await served(listening, Source(chunks))
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            pair.receiver.request(asking(*chunks), dict.fromkeys(chunks, MIB))
+            events = [await pair.next() for _ in chunks]
+            for event in events:
+                assert isinstance(event, ChunkArrived)
+                pair.receiver.finished(event.data)
+            del event, events
+            before, _ = tracemalloc.get_traced_memory()
+            pair.receiver.rest()
+            after, _ = tracemalloc.get_traced_memory()
+            assert before - after >= 6 * MIB
+    finally:
+        tracemalloc.stop()
     await pair.end()
     with trio.fail_after(5):
         await sender.done.wait()
