@@ -57,6 +57,7 @@ class Link:
         self._wake_poll.register(self._woken, select.POLLIN)
         self._poll.register(sock, select.POLLIN)
         self._events = select.POLLIN
+        # Holds `_closed` and the pipe still while `wake` writes; held for a write or a close, never while waiting.
         self._lock = threading.Lock()
         self._least = 1
         self._stopping = False
