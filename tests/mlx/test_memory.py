@@ -79,7 +79,7 @@ async def test_restore_and_decode_hold_the_state_once(opener: Opener, tmp_path: 
 async def test_continuing_a_live_cache_holds_the_state_once(
     opener: Opener, tmp_path: Path, n_layers: int, record_property: Callable[[str, object], None]
 ) -> None:
-    """With 131 MB of state, and with 524 MB every night: 8 and 20 MB beyond the state when measured, float32 on Linux."""
+    """With 131 MB of state, and with 524 MB every night: 8 and 20 MB beyond the state when measured on Linux."""
     wide = {**tinymodels.LLAMA, "num_hidden_layers": n_layers, "num_key_value_heads": 4, "head_dim": 256}
     model = tinymodels.write_model(tmp_path / "wide", wide)
     tokens = made_up_tokens(4040)
