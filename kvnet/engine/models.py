@@ -400,8 +400,6 @@ def _usable(entry: ModelEntry) -> ModelEntry:
 def _choices(entries: Sequence[ModelEntry]) -> str:
     names = [entry.name for entry in entries if not entry.broken]
     if not names:
-        return (
-            "no model was found on this machine: `kvnet model list` says where it looks, `kvnet demo` brings a small one"
-        )
+        return "no model was found here: `kvnet model list` says where it looks, `kvnet demo` brings a small one"
     shown = ", ".join(names[:20])
     return f"models here: {shown}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
