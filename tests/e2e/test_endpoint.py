@@ -187,7 +187,19 @@ def test_logprobs_are_told(client: openai.OpenAI) -> None:
     assert made.choices[0].logprobs is not None
     content = made.choices[0].logprobs.content or []
     assert len(content) == 4
-    assert all(len(each.top_logprobs) == 3 for each in content)
+    for each in content:
+        assert len(each.top_logprobs) == 3
+        # Greedy: the likeliest is the one that was made.
+        assert (each.token, each.logprob) == (each.top_logprobs[0].token, each.top_logprobs[0].logprob)
+        assert each.bytes is None or bytes(each.bytes).decode() == each.token
+
+
+def test_logprobs_of_text_completions_are_told_in_their_own_form(client: openai.OpenAI) -> None:
+    made = client.completions.create(model=TINY, prompt="Once upon", max_tokens=4, temperature=0, logprobs=2)
+    told = made.choices[0].logprobs
+    assert told is not None
+    assert [len(each or []) for each in (told.tokens, told.token_logprobs, told.text_offset)] == [4, 4, 4]
+    assert [len(each) for each in told.top_logprobs or []] == [2, 2, 2, 2]
 
 
 def test_text_completions_take_one_token_and_more(client: openai.OpenAI) -> None:

@@ -77,16 +77,21 @@ def told(body: bytes) -> dict[str, Any]:
     return _summary([json.loads(line) for line in lines[:-1]], "delta")
 
 
+def _tops(logprobs: dict[str, Any]) -> list[list[float]]:
+    """The likeliest tokens' log probabilities at each place, in whichever form they are told."""
+    if "content" in logprobs:
+        tops = [[top["logprob"] for top in each["top_logprobs"]] for each in logprobs["content"]]
+    else:
+        tops = [list(each.values()) for each in logprobs.get("top_logprobs") or []]
+    return [sorted(round(each, 3) for each in place) for place in tops]
+
+
 def _summary(answers: Sequence[dict[str, Any]], part: str) -> dict[str, Any]:
     choices = [answer["choices"][0] for answer in answers if answer["choices"]]
     parts = [choice.get(part, {}) for choice in choices]
     calls = [call["function"] for piece in parts for call in piece.get("tool_calls", [])]
     usage: dict[str, Any] = next((answer["usage"] for answer in answers if "usage" in answer), {})
-    probabilities = [
-        (each["id"], round(each["logprob"], 3))
-        for choice in choices
-        for each in choice.get("logprobs", {}).get("content", [])
-    ]
+    probabilities = [each for choice in choices for each in _tops(choice.get("logprobs") or {})]
     return {
         "text": "".join(piece.get("content") or "" for piece in parts)
         + "".join(choice.get("text", "") for choice in choices),

@@ -16,6 +16,7 @@ from mlx_lm.server import APIHandler, get_system_fingerprint
 from kvnet.engine.interface import CompletionRequest, PromptKind
 from kvnet.engine.mlx import parameters
 from kvnet.engine.mlx.json_schema import JsonGrammars
+from kvnet.engine.mlx.logprobs import ToldTokens, chat_logprobs, text_logprobs
 from kvnet.engine.mlx.requests import CancelledRequestError, Request, microseconds
 from kvnet.engine.mlx.responses import NotStartedError, Responses, Submit
 from kvnet.engine.wire import BodyEvent, CompletedEvent, Record, StartedEvent, error_event
@@ -79,7 +80,7 @@ class Endpoint:
             system_fingerprint=self._fingerprint,
             window_tokens=self._window_tokens,
             grammar_of=self._grammars.grammar_of,
-            vocabulary_size=len(self._tokenizer),
+            tokenizer=self._tokenizer,
         )
         handler.do_POST()
         request.send(_completed(request, responses, handler.finish_reason))
@@ -95,7 +96,7 @@ class Handler(APIHandler):
         system_fingerprint: as mlx-lm's server tells it.
         window_tokens: the model's window; 0 when unknown.
         grammar_of: checks ``response_format``.
-        vocabulary_size: token ids are below it.
+        tokenizer: mlx-lm's wrapper.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class Handler(APIHandler):
         system_fingerprint: str,
         window_tokens: int,
         grammar_of: Callable[[Any], str | None],
-        vocabulary_size: int,
+        tokenizer: Any,
     ) -> None:
         # Not the base's: it would read a request from a socket.
         self._request = request
         self._asked = asked
         self._window_tokens = window_tokens
         self._grammar_of = grammar_of
-        self._vocabulary_size = vocabulary_size
+        self._tokenizer = tokenizer
         self._status = 0
         self._content_type = ""
         self.finish_reason = ""
@@ -148,7 +149,7 @@ class Handler(APIHandler):
         """mlx-lm's checks, then those of what it does not know or would choke on later."""
         parameters.check_types(self.body)
         super().validate_model_parameters()
-        parameters.check(self.body, vocabulary_size=self._vocabulary_size)
+        parameters.check(self.body, vocabulary_size=len(self._tokenizer))
         self._responses.grammar = self._grammar_of(self.body.get("response_format"))
 
     def generate_response(self, *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -159,6 +160,13 @@ class Handler(APIHandler):
         if choice["finish_reason"] == "stop" and (met := self._responses.met_stop()) is not None:
             # Not in OpenAI's interface, which does not tell; other servers name it so.
             choice["stop_reason"] = met
+        if "logprobs" in choice:
+            # None of them in mlx-lm's form is what OpenAI's clients read.
+            told = ToldTokens(
+                named.get("tokens") or (), named.get("token_logprobs") or (), named.get("top_tokens") or ()
+            )
+            in_form = chat_logprobs if self._asked.kind is PromptKind.CHAT else text_logprobs
+            choice["logprobs"] = in_form(told, self._tokenizer)
         if "usage" in response:
             self._add_usage(response["usage"])
         return response
