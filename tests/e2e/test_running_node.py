@@ -10,6 +10,7 @@ import pytest
 
 from kvnet.store.lock import DataDirLock
 from tests.e2e.conftest import Kvnet
+from tests.mlx import tinymodels
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
@@ -27,11 +28,14 @@ def test_start_says_where_it_listens_and_stop_waits_until_it_is_gone(kvnet: Kvne
     assert kvnet.json("node", "status")["running"] is False
 
 
-def test_the_first_screen_names_the_next_step(kvnet: Kvnet) -> None:
+@pytest.mark.parametrize(("models", "step"), [((), "kvnet model list"), (("tiny",), "kvnet add")])
+def test_the_first_screen_names_the_next_step(kvnet: Kvnet, models: tuple[str, ...], step: str) -> None:
+    for name in models:
+        tinymodels.write_model(kvnet.data_dir / "models" / name)
     process = kvnet.popen("node", "start", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0")
     assert process.stdout is not None
     screen = "".join(process.stdout.readline() for _ in range(8))
-    for expected in ("/p2p/", "/v1", str(kvnet.data_dir), "kvpub1", "kvnet add"):
+    for expected in ("/p2p/", "/v1", str(kvnet.data_dir), "kvpub1", step):
         assert expected in screen
 
 
