@@ -249,7 +249,7 @@ def test_an_unknown_model_is_refused_with_the_names_there_are(entries: list[Mode
     assert all(entry.name in refusal.value.hint for entry in entries)
     with pytest.raises(UnknownModelError) as refusal:
         resolve_model("Qwen4", [])
-    assert "kvnet model import" in refusal.value.hint
+    assert "kvnet model list" in refusal.value.hint
 
 
 def test_an_ambiguous_model_is_refused_with_the_candidates(entries: list[ModelEntry]) -> None:
