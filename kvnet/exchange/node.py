@@ -1,6 +1,7 @@
 """A node on the network: sessions with peers, serving, announcing, and the use cases that need peers."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
-from kvnet.protocol.messages import Capability
+from kvnet.protocol.messages import ArtifactRequest, BulkRequest, Capability, RefusalReason, Refused, Reply, Request
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.protocol.session import ControlSession, SessionConfig
@@ -32,6 +33,8 @@ from kvnet.store.interface import ArtifactRecord, Store
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
+
+_log = logging.getLogger(__name__)
 
 SESSION_OPEN_S = 5.0
 """Seconds in which a session with a connected peer must be open when somebody waits for it."""
@@ -44,6 +47,12 @@ SESSION_RETRY_S = 30.0
 
 RandomBytes = Callable[[int], bytes]
 """Fresh random bytes, from the operating system."""
+
+Answerer = Callable[[PeerSession, Request], Reply]
+"""Decides the reply to one kind of request; fast, and never raises."""
+
+Greeting = Callable[[PeerSession], Awaitable[None]]
+"""What to do with every session that opens; cancelled when the session ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,9 @@ class ExchangeNode:
         self._failed_until: dict[PeerId, float] = {}
         self._session_opened = trio.Event()
         self._told: dict[ArtifactHash, list[bytes]] = {}
+        self._answerers: dict[type[Request], Answerer] = {}
+        self._greetings: list[Greeting] = []
+        self._offered: list[Capability] = []
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
@@ -155,6 +167,28 @@ class ExchangeNode:
             exact_only=self._options.exact_only,
         )
         self.finder.lossy = self._options.lossy
+
+    # --- what others add ----------------------------------------------------------------------------------------------
+
+    def answer_with(self, kind: type[Request], answerer: Answerer) -> None:
+        """Say who answers requests of this kind; those for artifacts and bulk connections are answered already."""
+        self._answerers[kind] = answerer
+
+    def greet_with(self, greeting: Greeting) -> None:
+        """Say what else is done with every session that opens; it ends with the session."""
+        self._greetings.append(greeting)
+
+    def offer_capability(self, capability: Capability) -> None:
+        """Tell peers, from the next session on, that this node can do this."""
+        self._offered.append(capability)
+
+    def _answer(self, session: PeerSession, request: Request) -> Reply:
+        if isinstance(request, ArtifactRequest | BulkRequest):
+            return self._server.answer(session, request)
+        answerer = self._answerers.get(type(request))
+        if answerer is None:
+            return Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
+        return answerer(session, request)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -313,7 +347,7 @@ class ExchangeNode:
             capabilities=self._capabilities(),
         )
         machine = ControlSession(config, trio.current_time())
-        session = PeerSession(stream, machine, namespaces, self._server.answer, self._answered)
+        session = PeerSession(stream, machine, namespaces, self._answer, self._answered)
         failure: KvnetError | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -322,7 +356,10 @@ class ExchangeNode:
                 # Out of here it goes as itself: inside a nursery it would come out in a group, past every handler.
                 failure = error
             else:
+                for greeting in self._greetings:
+                    nursery.start_soon(_greet, greeting, session)
                 await self._keep_session(session, opened)
+                nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
@@ -331,7 +368,8 @@ class ExchangeNode:
 
     def _capabilities(self) -> tuple[Capability, ...]:
         serve = (Capability.SERVE, Capability.HAVE) if self._options.serving else ()
-        return serve if self._bulk is None else (*serve, Capability.BULK)
+        bulk = () if self._bulk is None else (Capability.BULK,)
+        return (*serve, *bulk, *self._offered)
 
     async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:
         """Have an open session among those to use, until it ends."""
@@ -403,3 +441,11 @@ class ExchangeNode:
         gone = self._told.pop(artifact, [])
         shared = {key for keys in self._told.values() for key in keys}
         self._announcer.remove(key for key in gone if key not in shared)
+
+
+async def _greet(greeting: Greeting, session: PeerSession) -> None:
+    """A greeting that fails ends with the session, or before; it never ends the session."""
+    try:
+        await greeting(session)
+    except KvnetError as error:
+        _log.debug("a greeting ended: %s", error)

@@ -16,6 +16,7 @@ from kvnet.network.interface import ByteStream
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
+    ArtifactRequest,
     BulkRequest,
     ChunkHeader,
     ChunkRefused,
@@ -25,7 +26,6 @@ from kvnet.protocol.messages import (
     RefusalReason,
     Refused,
     Reply,
-    Request,
     decode_chunk_request,
     encode_message,
 )
@@ -120,8 +120,8 @@ class ChunkServer:
         """A session with a peer has ended."""
         self._machine.session_ended(trio.current_time())
 
-    def answer(self, session: PeerSession, request: Request) -> Reply:
-        """The reply to a control request."""
+    def answer(self, session: PeerSession, request: ArtifactRequest | BulkRequest) -> Reply:
+        """The reply to a request for artifacts or for a bulk connection."""
         self.counters[f"requests_{type(request).__name__}"] += 1
         if isinstance(request, OpenBulk | DialBulk):
             namespaces, now = session.opened.namespaces, trio.current_time()

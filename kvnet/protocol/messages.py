@@ -13,6 +13,7 @@ import msgspec
 from kvnet.errors import MalformedError, ProtocolViolationError
 from kvnet.format import cbor, limits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
+from kvnet.trust.statements import MAX_STATEMENT_BYTES
 
 PROTOCOL_VERSION = 1
 
@@ -33,6 +34,22 @@ MAX_CERTIFICATE_BYTES = 2048
 MAX_RUNS = 16384
 """Of chunks held and missing in turn: half as many gaps as that are told."""
 
+MAX_TOLD = 64
+"""Statements in one message; their bytes have a limit of their own."""
+MAX_TOLD_BYTES = 192 * 1024
+"""Bytes of statements in one message: what a frame leaves with room to spare."""
+MAX_KNOWN = 4096
+"""Statements one side says it knows when it asks for others."""
+KNOWN_SIZE_BYTES = 8
+"""First bytes of a statement's hash: who has two with the same beginning asks for one in vain, until it expires."""
+MAX_RECORDS = 4
+"""Provider records of others in a lookup reply."""
+MAX_MODELS = 32
+"""Models a node tells of."""
+MAX_SAMPLE_BYTES = 192 * 1024
+"""K/V of a few positions of three layers."""
+
+
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 BulkName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -45,6 +62,8 @@ ChunkIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Word = Annotated[
     str, msgspec.Meta(min_length=1, max_length=MAX_CAPABILITY_LENGTH, pattern=r"\A[a-z0-9][a-z0-9._+/-]*\Z")
 ]
+Envelope = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_STATEMENT_BYTES + 256)]
+Envelopes = Annotated[tuple[Envelope, ...], msgspec.Meta(max_length=MAX_TOLD)]
 Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REASON_LENGTH, pattern=r"\A[a-z_]+\Z")]
 
 
@@ -57,6 +76,14 @@ class Capability(StrEnum):
     """Understands `OpenBulk` and `DialBulk`."""
     HAVE = "have"
     """Understands `GetHave`."""
+    STATEMENTS = "statements"
+    """Understands `Tell` and `GetStatements`; its provider records say all that it holds."""
+    ENROL = "enrol"
+    """Understands `Enrol`."""
+    MODELS = "models"
+    """Understands `GetModels` and `GetSample`."""
+    PRESENCE = "presence"
+    """Understands `Presence`."""
 
 
 class BulkCipher(StrEnum):
@@ -147,10 +174,16 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class LookupReply(_Message, frozen=True, tag="lookup_reply"):
-    """The best matches, the deepest first; empty when there is none."""
+    """The best matches, the deepest first; empty when there is none.
+
+    Attributes:
+        matches: of the sender's own artifacts.
+        records: signed provider records of others that have one of the keys, deeper than the sender does.
+    """
 
     request_id: RequestId
     matches: Annotated[tuple[Match, ...], msgspec.Meta(max_length=MAX_MATCHES)]
+    records: Annotated[tuple[Envelope, ...], msgspec.Meta(max_length=MAX_RECORDS)] = ()
 
 
 class GetManifest(_Message, frozen=True, tag="get_manifest"):
@@ -274,6 +307,138 @@ class BulkDialled(_Message, frozen=True, tag="bulk_dialled"):
     request_id: RequestId
 
 
+# --- among members ---------------------------------------------------------------------------------------------
+
+
+class Tell(_Message, frozen=True, tag="tell"):
+    """New statements of the namespace's members, provider records among them. They are checked one by one, later."""
+
+    request_id: RequestId
+    slot: Slot
+    statements: Envelopes
+
+
+class Told(_Message, frozen=True, tag="told"):
+    """Received; says nothing about whether any of it counts."""
+
+    request_id: RequestId
+
+
+class GetStatements(_Message, frozen=True, tag="get_statements"):
+    """Send the statements of this namespace that I do not know.
+
+    Attributes:
+        known: the first 8 bytes of the BLAKE3 hash of each envelope the asking side has, ascending.
+    """
+
+    request_id: RequestId
+    slot: Slot
+    known: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(min_length=KNOWN_SIZE_BYTES, max_length=KNOWN_SIZE_BYTES)], ...],
+        msgspec.Meta(max_length=MAX_KNOWN),
+    ]
+
+
+class Statements(_Message, frozen=True, tag="statements"):
+    """These; ask again when there are more."""
+
+    request_id: RequestId
+    statements: Envelopes
+    more: bool
+
+
+class GetModels(_Message, frozen=True, tag="get_models"):
+    """Which models do you have?"""
+
+    request_id: RequestId
+    slot: Slot
+
+
+class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model of a peer.
+
+    Attributes:
+        name: as its owner calls it, for people.
+        fingerprint: the encoded fingerprint document.
+        producer: the encoded producer record of that node.
+        sample: hash of its sample; empty when it has none yet.
+    """
+
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+    fingerprint: Annotated[bytes, msgspec.Meta(min_length=1, max_length=limits.MAX_FINGERPRINT_BYTES)]
+    producer: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
+    sample: Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
+class Models(_Message, frozen=True, tag="models"):
+    """These."""
+
+    request_id: RequestId
+    models: Annotated[tuple[ModelEntry, ...], msgspec.Meta(max_length=MAX_MODELS)]
+
+
+class GetSample(_Message, frozen=True, tag="get_sample"):
+    """Send the sample of K/V that this model makes on your machine.
+
+    Attributes:
+        fingerprint: the model's fingerprint hash.
+    """
+
+    request_id: RequestId
+    slot: Slot
+    fingerprint: Bytes32
+
+
+class Sample(_Message, frozen=True, tag="sample"):
+    """The sample, as `kvnet.format.sample` writes it."""
+
+    request_id: RequestId
+    sample: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_SAMPLE_BYTES)]
+
+
+class Presence(_Message, frozen=True, tag="presence"):
+    """How I am from now on.
+
+    Attributes:
+        state: ``serving``, ``paused`` (serves nothing for now) or ``leaving`` (asleep or ended in a moment).
+    """
+
+    request_id: RequestId
+    state: Word
+
+
+class Enrol(_Message, frozen=True, tag="enrol"):
+    """I have an invitation of yours and would join.
+
+    Attributes:
+        invitation: its id.
+        proof: that the sender has its secret, see `kvnet.protocol.enrolment`.
+        publisher: publisher id of the sender.
+        signature: by that key, over the same as the proof.
+        label: what the sender calls itself.
+    """
+
+    request_id: RequestId
+    invitation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    proof: Bytes32
+    publisher: Bytes32
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    label: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Enrolled(_Message, frozen=True, tag="enrolled"):
+    """Welcome.
+
+    Attributes:
+        namespace: the namespace file, with its secrets.
+        statements: the chain of memberships from the founder to the new member, and what else counts now.
+    """
+
+    request_id: RequestId
+    namespace: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
+    statements: Envelopes
+
+
 # --- chunk streams --------------------------------------------------------------------------------------------
 
 
@@ -312,8 +477,26 @@ class ChunkRefused(_Message, frozen=True, tag="chunk_refused"):
 Handshake = Hello | Challenge | Proof
 ArtifactRequest = Lookup | GetManifest | GetChunkList | GetHave
 BulkRequest = OpenBulk | DialBulk
-Request = ArtifactRequest | BulkRequest | Ping
-Reply = LookupReply | ManifestReply | ChunkListReply | Have | BulkOffer | BulkDialled | Refused | Pong
+MemberRequest = Tell | GetStatements | GetModels | GetSample
+"""What members ask each other apart from artifacts; each names the slot of their namespace."""
+NodeRequest = Presence | Enrol
+"""What any connected peer may say."""
+Request = ArtifactRequest | BulkRequest | MemberRequest | NodeRequest | Ping
+Reply = (
+    LookupReply
+    | ManifestReply
+    | ChunkListReply
+    | Have
+    | BulkOffer
+    | BulkDialled
+    | Told
+    | Statements
+    | Models
+    | Sample
+    | Enrolled
+    | Refused
+    | Pong
+)
 Message = Handshake | Request | Reply
 ChunkAnswer = ChunkHeader | ChunkRefused
 

@@ -39,23 +39,35 @@ from kvnet.protocol.messages import (
     Challenge,
     ChunkListReply,
     DialBulk,
+    Enrol,
+    Enrolled,
     GetChunkList,
     GetHave,
     GetManifest,
+    GetModels,
+    GetSample,
+    GetStatements,
     Have,
     Hello,
     Lookup,
     LookupReply,
     ManifestReply,
+    MemberRequest,
     Message,
+    Models,
     OpenBulk,
     Ping,
     Pong,
+    Presence,
     Proof,
     RefusalReason,
     Refused,
     Reply,
     Request,
+    Sample,
+    Statements,
+    Tell,
+    Told,
     decode_message,
     encode_message,
 )
@@ -179,6 +191,12 @@ _REPLY_KINDS: dict[type[Request], type[Reply]] = {
     GetChunkList: ChunkListReply,
     OpenBulk: BulkOffer,
     DialBulk: BulkDialled,
+    Tell: Told,
+    GetStatements: Statements,
+    GetModels: Models,
+    GetSample: Sample,
+    Presence: Told,
+    Enrol: Enrolled,
     Ping: Pong,
 }
 
@@ -293,7 +311,7 @@ class ControlSession:
         """
         if self._phase is not _Phase.OPEN or self._opened is None:
             raise UsageError("expected an open control session for a request")
-        if isinstance(request, ArtifactRequest) and request.slot not in self._opened.slots:
+        if isinstance(request, ArtifactRequest | MemberRequest) and request.slot not in self._opened.slots:
             raise UsageError(f"expected a slot that both sides have proved, found {request.slot}")
         if len(self._waiting) >= self._limits.requests_in_flight:
             raise UsageError(f"expected at most {self._limits.requests_in_flight} open requests to one peer")
@@ -403,18 +421,9 @@ class ControlSession:
                 self._on_challenge(message)
             case _Phase.PROOF, Proof():
                 return [self._on_proof(message)]
-            case _Phase.OPEN, Lookup() | GetManifest() | GetChunkList() | GetHave() | OpenBulk() | DialBulk() | Ping():
+            case _Phase.OPEN, _ if isinstance(message, Request):
                 return self._on_request(message)
-            case _Phase.OPEN, (
-                LookupReply()
-                | ManifestReply()
-                | ChunkListReply()
-                | Have()
-                | BulkOffer()
-                | BulkDialled()
-                | Refused()
-                | Pong()
-            ):
+            case _Phase.OPEN, _ if isinstance(message, Reply):
                 return self._on_reply(message)
             case _:
                 raise ProtocolViolationError(f"expected {self._phase.value}, found a {type(message).__name__} message")

@@ -25,6 +25,18 @@ class StatementType(Enum):
 
     MANIFEST = "manifest"
     REVOCATION = "revocation"
+    KEY_ROTATION = "key-rotation"
+    PROVIDER = "provider"
+    INVITATION = "invitation"
+    MEMBERSHIP = "membership"
+    REKEY = "rekey"
+    REMOVAL = "removal"
+    TAG = "tag"
+    ATTESTATION = "attestation"
+
+    def recognises(self, data: bytes) -> bool:
+        """Whether these bytes begin as an envelope of this type does; nothing else about them is known then."""
+        return data.startswith(_head(self))
 
     @property
     def content_type(self) -> str:
