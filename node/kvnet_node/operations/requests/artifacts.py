@@ -1,0 +1,214 @@
+"""Artifacts in the store: requests and results."""
+
+import msgspec
+
+from kvnet_node.operations.requests.base import Request, Result
+
+
+class ArtifactSummary(msgspec.Struct, frozen=True):
+    """One artifact in a list."""
+
+    artifact: str
+    names: list[str]
+    tokens: int
+    bytes: int
+    codec: str
+    complete: bool
+    pinned: bool
+    signer: str
+    own: bool
+    created: int
+    model: str = ""
+    lossy: bool = False
+
+
+class ListRequest(Request, frozen=True):
+    """List the artifacts of this store."""
+
+
+class ListResult(Result, frozen=True, tag="list"):
+    """All artifacts held, newest first."""
+
+    artifacts: list[ArtifactSummary]
+
+
+class ArtifactRequest(Request, frozen=True):
+    """Something about one artifact: a full or short hash, ``NAME`` or ``NAME@3``."""
+
+    target: str
+
+
+class ShowResult(Result, frozen=True, tag="show"):
+    """Everything a manifest says, and what is held of it.
+
+    Attributes:
+        verdict: whose rules accept it: "accepted" or the reason of the refusal.
+        held_chunks: chunks held, of ``chunks``.
+        fingerprint: named parts of the fingerprint, digests in hex.
+        derived_from: artifact hash text and signer text of every source.
+        ticket: what another device of the namespace fetches it with, addresses of the running node included.
+    """
+
+    artifact: str
+    names: list[str]
+    tokens: int
+    blocks: int
+    chunks: int
+    held_chunks: int
+    bytes: int
+    codec: str
+    complete: bool
+    pinned: bool
+    signer: str
+    own: bool
+    policy: str
+    verdict: str
+    namespace: str
+    created: int
+    producer: dict[str, str]
+    fingerprint: dict[str, str]
+    derived_from: list[dict[str, str]]
+    context_bytes: int = 0
+    ticket: str = ""
+    lossy: bool = False
+
+
+class VerifyRequest(Request, frozen=True):
+    """Re-hash what is held; every artifact when ``target`` is empty."""
+
+    target: str = ""
+
+
+class VerifyResult(Result, frozen=True, tag="verify"):
+    """What verification found.
+
+    Attributes:
+        artifacts, chunks, bytes: what was read and matched.
+        bad_chunks: "artifact hash text/chunk index" of everything that did not match; quarantined.
+        missing_chunks: chunks not held.
+        incomplete: hash text of each artifact that lacks chunks, bad ones included.
+        incomplete_pinned: those of them that are pinned, and so once were whole.
+    """
+
+    artifacts: int
+    chunks: int
+    bytes: int
+    bad_chunks: list[str]
+    missing_chunks: int = 0
+    incomplete: list[str] = []
+    incomplete_pinned: list[str] = []
+
+
+class PinResult(Result, frozen=True, tag="pin"):
+    """An artifact is pinned, or no longer."""
+
+    artifact: str
+    pinned: bool
+
+
+class RemoveResult(Result, frozen=True, tag="rm"):
+    """What ``rm`` removed.
+
+    Attributes:
+        artifact: artifact hash text of what was named.
+        names: each NAME@VERSION that is gone.
+        freed_bytes: bytes freed in the store.
+        removed: the artifact itself is gone; False while another name means it.
+        kept_by: each NAME@VERSION that still means the artifact.
+        remaining: other versions of the same name, each NAME@VERSION, the oldest first.
+    """
+
+    artifact: str
+    names: list[str]
+    freed_bytes: int
+    removed: bool = True
+    kept_by: list[str] = []
+    remaining: list[str] = []
+
+
+class CollectRequest(Request, frozen=True):
+    """Remove what is not pinned until quota and free space are kept.
+
+    Attributes:
+        all: remove everything that is not pinned.
+    """
+
+    all: bool = False
+
+
+class CollectResult(Result, frozen=True, tag="gc"):
+    """What garbage collection removed."""
+
+    removed: list[str]
+    freed_bytes: int
+    held_bytes: int
+    quota_bytes: int
+
+
+class ExportRequest(Request, frozen=True):
+    """Write an artifact to a container file; ``path`` is absolute and must not exist."""
+
+    target: str
+    path: str
+
+
+class ExportResult(Result, frozen=True, tag="export"):
+    """The container that was written."""
+
+    artifact: str
+    path: str
+    bytes: int
+
+
+class ImportRequest(Request, frozen=True):
+    """Take an artifact from a container file; ``name`` makes it a named context."""
+
+    path: str
+    name: str | None = None
+
+
+class ImportResult(Result, frozen=True, tag="import"):
+    """The artifact that was taken in."""
+
+    artifact: str
+    bytes: int
+    tokens: int
+    signer: str
+    complete: bool
+    name: str = ""
+
+
+class RebuildRequest(Request, frozen=True):
+    """Make the index anew from the packs."""
+
+
+class RebuildResult(Result, frozen=True, tag="store rebuild"):
+    """What the new index holds."""
+
+    artifacts: int
+    chunks: int
+    seconds: float
+    refused: list[str] = []
+
+
+class ScrubRequest(Request, frozen=True):
+    """Read and hash everything that is held, and fetch again what went bad."""
+
+
+class ScrubResult(Result, frozen=True, tag="store scrub"):
+    """What a scrub found.
+
+    Attributes:
+        artifacts, chunks, bytes: what was looked at and matched.
+        bad_chunks: chunks that did not match; they are not used any more.
+        repaired: hash text of each artifact that peers made whole again.
+        damaged: hash text of each artifact that stays damaged.
+    """
+
+    artifacts: int
+    chunks: int
+    bytes: int
+    bad_chunks: int
+    repaired: list[str]
+    damaged: list[str]
+    seconds: float

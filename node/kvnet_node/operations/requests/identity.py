@@ -1,0 +1,98 @@
+"""Keys, trusted publishers and namespaces: requests and results."""
+
+import msgspec
+
+from kvnet_node.operations.requests.base import Request, Result
+
+
+class KeyRequest(Request, frozen=True):
+    """Make, show or list publisher keys."""
+
+
+class KeyResult(Result, frozen=True, tag="key"):
+    """One publisher key of this node; the secret never leaves its file."""
+
+    publisher: str
+    peer: str
+    current: bool = True
+
+
+class TrustRequest(Request, frozen=True):
+    """Trust a publisher, or no longer.
+
+    Attributes:
+        publisher: publisher text.
+        label: a name for the person reading lists.
+    """
+
+    publisher: str
+    label: str = ""
+
+
+class TrustResult(Result, frozen=True, tag="trust"):
+    """Whether a publisher is trusted now, and whether that changed."""
+
+    publisher: str
+    trusted: bool
+    changed: bool
+    label: str = ""
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    """One key in a list.
+
+    Attributes:
+        role: "signing" (the one new artifacts are signed with), "own" or "trusted".
+    """
+
+    publisher: str
+    role: str
+    label: str = ""
+    since: str = ""
+
+
+class KeyListResult(Result, frozen=True, tag="key list"):
+    """Own and trusted publisher keys."""
+
+    keys: list[KeyEntry]
+    policy: str
+
+
+class NamespaceEntry(msgspec.Struct, frozen=True):
+    """One namespace of this node: its public id and how many artifacts it holds, no secrets."""
+
+    name: str
+    id: str
+    artifacts: int
+    current: bool
+
+
+class NamespaceListRequest(Request, frozen=True):
+    """List namespaces."""
+
+
+class NamespaceListResult(Result, frozen=True, tag="namespace list"):
+    """All namespaces of this node."""
+
+    namespaces: list[NamespaceEntry]
+
+
+class NamespaceFileRequest(Request, frozen=True):
+    """Export ``mine`` to, or import it from, a file.
+
+    Attributes:
+        path: absolute.
+        keep_old: on import, keep the namespace it replaces for what is held already.
+    """
+
+    path: str
+    keep_old: bool = False
+
+
+class NamespaceResult(Result, frozen=True, tag="namespace"):
+    """The namespace that was exported or imported; an import of what is ``mine`` already changed nothing."""
+
+    id: str
+    path: str
+    kept: str = ""
+    changed: bool = True
