@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvnet.errors import KvnetError, NetworkError
-from kvnet.exchange.announcer import Announcer, announced_keys
+from kvnet.exchange.announcer import AnnounceKeeper, Announcer, announced_keys
 from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
 from kvnet.exchange.finder import PrefixFinder
@@ -25,7 +25,17 @@ from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
-from kvnet.protocol.messages import ArtifactRequest, BulkRequest, Capability, RefusalReason, Refused, Reply, Request
+from kvnet.protocol.messages import (
+    ArtifactRequest,
+    BulkRequest,
+    Capability,
+    GetManifest,
+    ManifestReply,
+    RefusalReason,
+    Refused,
+    Reply,
+    Request,
+)
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.protocol.session import ControlSession, SessionConfig
@@ -108,6 +118,7 @@ class ExchangeNode:
         random: source of nonces.
         options: how it behaves.
         bulk: its end of connections for chunks, not running yet; without one chunks go over the network's streams.
+        announced: where it is kept what was announced, over restarts.
     """
 
     def __init__(
@@ -120,6 +131,7 @@ class ExchangeNode:
         random: RandomBytes,
         options: NodeOptions | None = None,
         bulk: BulkEndpoint | None = None,
+        announced: AnnounceKeeper | None = None,
     ) -> None:
         self._options = options or NodeOptions()
         self._network = network
@@ -139,7 +151,7 @@ class ExchangeNode:
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
-        self._announcer = Announcer(network, self._options.announce)
+        self._announcer = Announcer(network, self._options.announce, lane=lane, keeper=announced, random=random)
         self._bulk: BulkTransport | None = None
         transport: ChunkTransport = StreamTransport(network)
         if bulk is not None:
@@ -184,7 +196,10 @@ class ExchangeNode:
 
     def _answer(self, session: PeerSession, request: Request) -> Reply:
         if isinstance(request, ArtifactRequest | BulkRequest):
-            return self._server.answer(session, request)
+            reply = self._server.answer(session, request)
+            if isinstance(request, GetManifest) and isinstance(reply, ManifestReply):
+                self._announcer.used([bytes(request.artifact)])
+            return reply
         answerer = self._answerers.get(type(request))
         if answerer is None:
             return Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
@@ -208,7 +223,9 @@ class ExchangeNode:
                 await nursery.start(self._bulk.run)
             nursery.start_soon(self._keep_sessions)
             if self._options.serving:
+                await self._announcer.load()
                 await self._announce_all()
+                await self._announcer.loaded()
                 nursery.start_soon(self._announcer.run)
             task_status.started()
 
@@ -288,6 +305,15 @@ class ExchangeNode:
     def counters(self) -> dict[str, int]:
         """What happened so far, for people to read."""
         return dict(self._server.counters)
+
+    def network_changed(self) -> None:
+        """This machine is on another network, or awake again: say anew where it is, and try everybody again."""
+        self._failed_until.clear()
+        self._announcer.network_changed()
+
+    def session_with(self, peer: PeerId) -> PeerSession | None:
+        """The open session with a peer, whether or not it has proved anything."""
+        return self._sessions.get(peer)
 
     def announcing(self) -> AnnounceStatus:
         """How announcing goes."""
@@ -434,6 +460,10 @@ class ExchangeNode:
         entries = await self.fetcher.chunk_list(located)
         self.fetched(await self.fetcher.fetch(located, entries, indices, purpose=Purpose.SCRUB))
         return all([await self._lane.run(self._store.has_chunk, entries[index].hash) for index in indices])
+
+    def used(self, artifact: ArtifactHash) -> None:
+        """An artifact was reused: it is announced before those that nobody uses."""
+        self._announcer.used(self._told.get(artifact, ()))
 
     def removed(self, artifact: ArtifactHash) -> None:
         """Serve and announce an artifact no longer; keys that others share go on being announced."""

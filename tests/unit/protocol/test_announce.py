@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvnet.protocol.announce import AnnounceLimits, AnnounceMachine
+from kvnet.protocol.announce import MAX_USES, AnnouncedKey, AnnounceLimits, AnnounceMachine
 
 LIMITS = AnnounceLimits(interval_s=1.2, reprovide_s=900.0, retry_s=30.0, verify_s=60.0)
 
@@ -171,7 +171,95 @@ def test_more_keys_than_the_pace_allows_are_reported_as_falling_behind() -> None
     assert status.never == 0
 
 
-@given(st.lists(st.sampled_from(["add", "remove", "fail", "reconnect", "lost"]), max_size=40))
+def test_keys_told_together_are_not_told_together_again() -> None:
+    machine = AnnounceMachine(AnnounceLimits(interval_s=0.0, reprovide_s=900.0, verify_s=0.0, spread=0.2))
+    machine.add([key(1), key(2)], now=0.0)
+    for name, jitter in ((key(2), 0.0), (key(1), 1.0)):
+        assert machine.next_key(0.0) == name
+        machine.announced(name, 1, 0.0, jitter=jitter)
+    assert machine.next_deadline() == 720.0
+    assert machine.next_key(720.0) == key(2)
+    machine.announced(key(2), 1, 720.0)
+    assert machine.next_deadline() == 1080.0
+
+
+def test_what_is_reused_most_is_announced_before_what_is_newer() -> None:
+    machine = AnnounceMachine(LIMITS)
+    machine.add([key(1), key(2), key(3)], now=0.0)
+    machine.used([key(1), key(9)])
+    assert [name for _, name in run(machine, 0.0, 5.0)] == [key(1), key(3), key(2)]
+    machine.reconnected(100.0)
+    assert [name for _, name in run(machine, 100.0, 105.0)] == [key(1), key(3), key(2)]
+
+
+def test_however_much_one_key_is_used_no_other_waits_for_ever() -> None:
+    machine = AnnounceMachine(AnnounceLimits(interval_s=10.0, reprovide_s=20.0, verify_s=0.0))
+    machine.add(map(key, range(4)), now=0.0)
+    for _ in range(3 * MAX_USES):
+        machine.used([key(0)])
+    names = [name for _, name in run(machine, 0.0, 400.0)]
+    assert names.count(key(0)) > names.count(key(1))
+    assert all(names.count(key(other)) >= 5 for other in range(1, 4))
+
+
+def test_what_was_kept_goes_on_after_a_restart_and_all_of_it_is_due() -> None:
+    machine = AnnounceMachine(LIMITS)
+    machine.add([key(1), key(2), key(3)], now=0.0)
+    machine.used([key(1)])
+    machine.next_key(0.0)
+    machine.announced(key(1), 2, 0.0)
+    kept, removed = machine.take_changes(10.0)
+    assert removed == []
+    assert sorted(kept, key=lambda each: each.order) == [
+        AnnouncedKey(key(1), 1, 1, 10.0),
+        AnnouncedKey(key(2), 2),
+        AnnouncedKey(key(3), 3),
+    ]
+    assert machine.take_changes(10.0) == ([], [])
+
+    again = AnnounceMachine(LIMITS)
+    again.restore(kept, now=1000.0)
+    again.add([key(2), key(1), key(4)], now=1000.0)
+    assert again.status(1000.0).never == 2
+    assert again.forget_unused_history() == [key(3)]
+    assert [name for _, name in run(again, 1000.0, 1005.0)] == [key(4), key(2), key(1)]
+
+
+def test_what_is_cleared_and_added_again_keeps_what_became_of_it() -> None:
+    machine = AnnounceMachine(LIMITS)
+    machine.add([key(1), key(2)], now=0.0)
+    run(machine, 0.0, 5.0)
+    machine.clear(10.0)
+    assert machine.status(10.0).keys == 0
+    machine.add([key(1)], now=20.0)
+    assert machine.status(20.0).never == 0
+    machine.take_changes(20.0)
+    machine.remove([key(1)])
+    assert machine.take_changes(20.0) == ([], [key(1)])
+    machine.add([key(1)], now=30.0)
+    assert machine.status(30.0).never == 1
+    assert machine.take_changes(30.0) == ([AnnouncedKey(key(1), 3)], [])
+
+
+def test_a_peer_that_comes_makes_everything_due_but_not_again_and_again() -> None:
+    machine = AnnounceMachine(AnnounceLimits(interval_s=1.0, reprovide_s=900.0, verify_s=0.0, rounds_s=60.0))
+    machine.add([key(1)], now=0.0)
+    assert run(machine, 0.0, 10.0) == [(0.0, key(1))]
+    machine.peers_came(10.0)
+    assert run(machine, 10.0, 20.0) == [(10.0, key(1))]
+    machine.peers_came(20.0)
+    machine.peers_came(30.0)
+    assert run(machine, 30.0, 200.0) == [(70.0, key(1))]
+
+
+def test_that_keys_wait_for_somebody_to_tell_is_counted() -> None:
+    machine = AnnounceMachine(LIMITS)
+    machine.add([key(1)], now=0.0)
+    machine.found_nobody()
+    assert machine.status(1.0).alone == 1
+
+
+@given(st.lists(st.sampled_from(["add", "remove", "fail", "reconnect", "lost", "came", "use"]), max_size=40))
 def test_whatever_happens_every_key_is_announced_within_a_round(happenings: list[str]) -> None:
     machine = AnnounceMachine(LIMITS)
     now = 0.0
@@ -185,6 +273,10 @@ def test_whatever_happens_every_key_is_announced_within_a_round(happenings: list
             count -= 1
         elif what == "reconnect":
             machine.reconnected(now)
+        elif what == "came":
+            machine.peers_came(now)
+        elif what == "use":
+            machine.used([key(1)])
         elif what == "lost" and count:
             machine.checked(key(1), found=False, now=now)
         run(machine, now, now + 7.0, n_peers=0 if what == "fail" else 2)
