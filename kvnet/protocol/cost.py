@@ -65,6 +65,14 @@ class PrefillSpeed:
         """Tokens per second at a position."""
         return 1.0 / self._per_token(position)
 
+    def turns(self, token_s: float) -> list[float]:
+        """Positions where it was measured, and those between them where a token takes `token_s` seconds."""
+        found: list[float] = list(self._positions)
+        for (left, right), (before_s, after_s) in zip(pairwise(self._positions), pairwise(self._seconds), strict=True):
+            if min(before_s, after_s) < token_s < max(before_s, after_s):
+                found.append(left + (right - left) * (token_s - before_s) / (after_s - before_s))
+        return found
+
     def _per_token(self, position: int) -> float:
         at = bisect_left(self._positions, position)
         if at == 0:
@@ -227,6 +235,84 @@ def best_plan(machine: Machine, n_prompt: int, held_tokens: int, offers: Iterabl
             if plan.seconds + margin_s < best.seconds:
                 best = plan
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class EvenOffer:
+    """A prefix that can be fetched, all of whose missing blocks are stored in equally many bytes.
+
+    Attributes:
+        link: to whoever has it.
+        n_tokens: how many tokens of the prompt it covers, from the start.
+        first_block: of the prompt, the first that is missing here; all from it on are.
+        block_bytes: stored bytes of each, above 0.
+        head_bytes: stored bytes to fetch before the first block.
+        raw_bytes_per_token: of its K/V.
+    """
+
+    link: Link
+    n_tokens: int
+    first_block: int
+    block_bytes: int
+    head_bytes: int
+    raw_bytes_per_token: int
+
+    def stored_bytes(self, n_tokens: int) -> int:
+        """Stored bytes to fetch for the first `n_tokens` tokens, whole blocks of them."""
+        return self.head_bytes + max(0, -(-n_tokens // BLOCK_TOKENS) - self.first_block) * self.block_bytes
+
+
+def best_cut(
+    machine: Machine,
+    n_prompt: int,
+    held_tokens: int,
+    offer: EvenOffer,
+    local_s: float,
+    *,
+    margin_s: float = MIN_GAIN_S,
+) -> tuple[int, float]:
+    """Up to where to fetch an offer of equal blocks: what `best_plan` decides, without trying every block.
+
+    Seconds by tokens fetched bend one way only between two positions at which prefill was measured. So the best is at
+    an end, beside such a position, or where a token takes as long to fetch as to compute.
+
+    Args:
+        machine: what it can do.
+        n_prompt: tokens of the prompt.
+        held_tokens: of these, what is held here.
+        offer: what can be fetched.
+        local_s: seconds to the first token without it.
+        margin_s: a fetch that would win by less is not begun.
+
+    Returns:
+        Tokens, and seconds to the first token; 0 and `local_s` where computing is sooner.
+    """
+    covered = min(offer.n_tokens, n_prompt - 1)
+    first, last = held_tokens // BLOCK_TOKENS + 1, -(-covered // BLOCK_TOKENS)
+    best_tokens, best_s = 0, local_s - margin_s
+    for n_blocks in _turning_blocks(machine, offer, first, last):
+        n_tokens = min(covered, n_blocks * BLOCK_TOKENS)
+        if n_tokens <= held_tokens:
+            continue
+        raw_bytes = n_tokens * offer.raw_bytes_per_token
+        seconds = (
+            offer.link.seconds(offer.stored_bytes(n_blocks * BLOCK_TOKENS), raw_bytes)
+            + machine.restore_s(raw_bytes)
+            + machine.prefill.seconds(n_tokens, n_prompt)
+        )
+        if seconds < best_s:
+            best_tokens, best_s = n_tokens, seconds
+    return (best_tokens, best_s) if best_tokens else (0, local_s)
+
+
+def _turning_blocks(machine: Machine, offer: EvenOffer, first: int, last: int) -> list[int]:
+    """Block counts from `first` to `last` among which the best one is, ascending."""
+    token_s = offer.block_bytes / BLOCK_TOKENS / offer.link.bytes_s
+    token_s += offer.raw_bytes_per_token * (1 / offer.link.decode_bytes_s + 1 / machine.restore_bytes_s)
+    turns = {first, offer.first_block, offer.first_block + 1, last - 1, last}
+    for position in machine.prefill.turns(token_s):
+        turns |= {int(position) // BLOCK_TOKENS, int(position) // BLOCK_TOKENS + 1}
+    return sorted(turn for turn in turns if first <= turn <= last)
 
 
 def whole_plan(machine: Machine, n_prompt: int, held_tokens: int, offer: Offer) -> Plan | None:

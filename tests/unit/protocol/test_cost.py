@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvnet.protocol.cost import (
     MIN_GAIN_S,
+    EvenOffer,
     FetchStep,
     Link,
     Machine,
@@ -18,6 +19,7 @@ from kvnet.protocol.cost import (
     RestoreStep,
     SpeedPoint,
     Underway,
+    best_cut,
     best_plan,
     break_even_bytes_s,
     local_plan,
@@ -211,3 +213,68 @@ def test_the_whole_of_an_offer_is_a_plan_unless_it_is_held() -> None:
     assert whole.fetch is not None
     assert whole.fetch.n_tokens == 1024
     assert whole_plan(MACHINE, 1100, 1024, offer(1e6)) is None
+
+
+# --- offers of equal blocks -----------------------------------------------------------------------------------
+
+
+def even_and_plain(
+    rate: float, n_tokens: int, held: int, first_block: int, decode_bytes_s: float = math.inf
+) -> tuple[EvenOffer, Offer]:
+    link = Link(peer("a"), 0.002, rate, decode_bytes_s)
+    n_blocks = math.ceil(n_tokens / 256)
+    first_block = min(first_block, held // 256, n_blocks)
+    blocks = tuple(0 if number < first_block else BLOCK for number in range(n_blocks))
+    head = 4 * n_tokens
+    return EvenOffer(link, n_tokens, first_block, BLOCK, head, RAW), Offer(link, n_tokens, blocks, head, RAW)
+
+
+MACHINES = [
+    MACHINE,
+    # Faster at first, then slower: as where short steps are dear.
+    Machine(PrefillSpeed([SpeedPoint(100, 50.0), SpeedPoint(3000, 300.0), SpeedPoint(9000, 90.0)]), 2e9, 0.02),
+    Machine(PrefillSpeed([SpeedPoint(0, 120.0)]), 1e9),
+]
+
+
+@given(
+    st.sampled_from(MACHINES),
+    st.floats(1e5, 1e9),
+    st.integers(2, 12_000),
+    st.integers(1, 12_000),
+    st.integers(0, 6000),
+    st.integers(0, 20),
+    st.sampled_from([math.inf, 3e8]),
+)
+def test_cut_of_an_even_offer_is_that_of_the_best_plan(
+    machine: Machine, rate: float, n_prompt: int, n_tokens: int, held: int, first_block: int, decode_bytes_s: float
+) -> None:
+    held = min(held, n_prompt - 1)
+    even, plain = even_and_plain(rate, n_tokens, held, first_block, decode_bytes_s)
+    local = local_plan(machine, n_prompt, held, RAW)
+    plan = best_plan(machine, n_prompt, held, [plain], local)
+    cut, seconds = best_cut(machine, n_prompt, held, even, local.seconds)
+    assert seconds == pytest.approx(plan.seconds, abs=1e-9)
+    if plan.fetch is None:
+        assert cut == 0
+    else:
+        assert whole_seconds(machine, n_prompt, even, cut) == pytest.approx(plan.seconds, abs=1e-9)
+
+
+def whole_seconds(machine: Machine, n_prompt: int, offer: EvenOffer, n_tokens: int) -> float:
+    raw = n_tokens * RAW
+    fetch_s = offer.link.seconds(offer.stored_bytes(n_tokens), raw)
+    return fetch_s + machine.restore_s(raw) + machine.prefill.seconds(n_tokens, n_prompt)
+
+
+def test_even_offer_counts_whole_missing_blocks_and_what_comes_before_them() -> None:
+    even, _ = even_and_plain(1e6, 1000, 512, 2)
+    assert [even.stored_bytes(n) for n in (0, 512, 513, 1000)] == [4000, 4000, 4000 + BLOCK, 4000 + 2 * BLOCK]
+
+
+def test_a_cut_may_be_taken_without_a_margin() -> None:
+    even, plain = even_and_plain(1e9, 1024, 0, 0)
+    plan = best_plan(MACHINE, 1100, 0, [plain], local_plan(MACHINE, 1100, 0, RAW))
+    just_slower_s = plan.seconds + MIN_GAIN_S / 2
+    assert best_cut(MACHINE, 1100, 0, even, just_slower_s) == (0, just_slower_s)
+    assert best_cut(MACHINE, 1100, 0, even, just_slower_s, margin_s=0.0)[0] == 1024
