@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvnet.format.hashes import PrefixKey, keyed_hash
-from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.format.prefix import BLOCK_TOKENS, common_prefix
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ class Part(NamedTuple):
     first: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
     """The tree of all prompts, one element per segment.
 
@@ -82,16 +82,22 @@ class Segments:
 
     def path(self, segment: int, n_blocks: int) -> list[Part]:
         """The parts of a prompt of `n_blocks` blocks that ends in `segment`, from its beginning."""
+        parents, begins, firsts = self._lists
         parts: list[Part] = []
         end = n_blocks
         while segment != ROOT:
-            begin = int(self.begin[segment])
+            begin = begins[segment]
             if begin < end:
-                parts.append(Part(segment, begin, end, int(self.first[segment])))
+                parts.append(Part(segment, begin, end, firsts[segment]))
                 end = begin
-            segment = int(self.parent[segment])
+            segment = parents[segment]
         parts.reverse()
         return parts
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[int]]:
+        """As lists: taking one element of an array at a time takes several times as long."""
+        return self.parent.tolist(), self.begin.tolist(), self.first.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,17 +266,13 @@ class StreamBuilder:
                 self._end[child] = len(ids)
                 return child
             known = self._ids[child]
-            begin = at
-            while at < len(ids) and at - begin < len(known) and known[at - begin] == ids[at]:
-                at += 1
-            if at < len(ids) and at - begin == len(known) and not self._leaves(child, at, ids[at]):
+            in_common = common_prefix(known, ids[at : at + len(known)])
+            at += in_common
+            if at < len(ids) and in_common == len(known) and (child, at, ids[at]) not in self._children:
                 known.extend(ids[at:])
                 self._end[child] = at = len(ids)
             segment = child
         return segment
-
-    def _leaves(self, segment: int, at: int, block: int) -> bool:
-        return (segment, at, block) in self._children
 
     def build(self) -> RequestStream:
         """The stream, ordered by arrival; requests of the same time stay in the order in which they were added."""
