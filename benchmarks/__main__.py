@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.report import machine
 
-BENCHMARKS = ("hashing", "restore", "transfer", "ttft", "replay")
+BENCHMARKS = ("hashing", "restore", "transfer", "ttft", "replay", "collecting")
 
 
 def main(names: list[str]) -> int:

@@ -24,7 +24,6 @@ BLOCK_BYTES = LAYERS << 20
 """Eight heads of 128 in float16 are 1 MiB a layer and block of 256 tokens: the layers of Llama 3.2 3B."""
 
 _KIND = LayerKind("kv", heads=8, k_dim=128, v_dim=128, dtype=DType.FLOAT16)
-_FINGERPRINT = Fingerprint(b"w" * 32, b"c" * 32, (), "llama", LayerLayout((_KIND,), bytes(LAYERS)))
 
 
 def identity() -> FixedIdentity:
@@ -32,20 +31,31 @@ def identity() -> FixedIdentity:
     return FixedIdentity(KEY, TrustPolicy("own", own=frozenset({KEY.public}), trusted=frozenset()), (NAMESPACE,))
 
 
-def make_artifact(store: Store, size_bytes: int) -> ArtifactRecord:
-    """Put an artifact of about so many bytes into a store; its chunks are all different."""
-    tokens = range(size_bytes // BLOCK_BYTES * 256)
-    plan = ChunkPlan(len(tokens), _FINGERPRINT.layers, layer_groups(_FINGERPRINT.layers), 0)
+def make_artifact(
+    store: Store, size_bytes: int, *, layers: int = LAYERS, first_token: int = 0, pinned: bool = True
+) -> ArtifactRecord:
+    """Put an artifact of about so many bytes into a store; its chunks are all different.
+
+    Args:
+        store: where it goes.
+        size_bytes: of its K/V, in steps of a block: a mebibyte for each layer.
+        layers: of the model.
+        first_token: its first token id; the others follow. Artifacts that begin with another are other ones.
+        pinned: whether it is to stay.
+    """
+    fingerprint = Fingerprint(b"w" * 32, b"c" * 32, (), "llama", LayerLayout((_KIND,), bytes(layers)))
+    tokens = range(first_token, first_token + size_bytes // (layers << 20) * 256)
+    plan = ChunkPlan(len(tokens), fingerprint.layers, layer_groups(fingerprint.layers), 0)
     writer = store.begin_pack(len(plan), expected_bytes=size_bytes)
     entries = tuple(
         ChunkEntry(len(data), writer.put(index, data, blake3_hash(data)))
         for index, data in enumerate(_chunks(plan, tokens))
     )
     pages = tuple(encode_pages(entries))
-    keys = block_keys(NAMESPACE.prefix_root(_FINGERPRINT.hash), tokens)
+    keys = block_keys(NAMESPACE.prefix_root(fingerprint.hash), tokens)
     manifest = Manifest(
         version=1,
-        fingerprint=_FINGERPRINT,
+        fingerprint=fingerprint,
         namespace=NAMESPACE.id,
         n_tokens=len(tokens),
         block_tokens=256,
@@ -63,7 +73,7 @@ def make_artifact(store: Store, size_bytes: int) -> ArtifactRecord:
         publisher=KEY.public,
     )
     envelope = seal(StatementType.MANIFEST, encode_manifest(manifest), KEY)
-    return writer.publish(envelope, keys=keys, pinned=True)
+    return writer.publish(envelope, keys=keys, pinned=pinned)
 
 
 def _chunks(plan: ChunkPlan, tokens: range) -> Iterator[bytes]:

@@ -32,7 +32,9 @@ def available() -> bool:
 def _session() -> Any:
     import libtorrent as lt
 
-    return lt.session(SETTINGS)
+    # Its stubs know the settings only one by one.
+    session: Any = lt.session
+    return session(SETTINGS)
 
 
 def write_torrent(directory: Path) -> None:

@@ -613,10 +613,11 @@ class DiskStore(Store):
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
         with self._lock:
+            self._require_open()
             before = self._space.held_bytes()
-            removed: list[ArtifactHash] = []
-            if everything:
-                removed = [artifact for artifact, _ in self._index.unpinned() if self._space.evict(artifact)]
+            unpinned = [artifact for artifact, _ in self._index.unpinned()] if everything else []
+        removed = self._let_go(unpinned, also_fresh=True)
+        with self._lock:
             self._space.collect()
             self._space.empty_quarantine()
             self._space.expire_partial(float("inf") if everything else self._now())
@@ -640,18 +641,21 @@ class DiskStore(Store):
         with self._lock:
             return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
 
-    def _let_go(self, victims: Sequence[ArtifactHash]) -> list[ArtifactHash]:
+    def _let_go(self, victims: Sequence[ArtifactHash], *, also_fresh: bool = False) -> list[ArtifactHash]:
+        """Evict, one after the other; whoever wants the store meanwhile comes first."""
         removed = []
         for artifact in victims:
+            self._lock.give_way()
             with self._lock:
                 self._require_open()
                 # It may have been pinned, used or removed since it was chosen.
                 row = self._index.artifact(artifact)
-                if row is not None and self._now() - row.last_used_s > FRESH_S and self._space.evict(artifact):
+                fresh = row is not None and self._now() - row.last_used_s <= FRESH_S
+                if (also_fresh or not fresh) and self._space.evict(artifact):
                     self._space.collect()
                     removed.append(artifact)
         if removed:
-            _log.info("store: %d artifacts that were not used let go", len(removed))
+            _log.info("store: %d artifacts let go", len(removed))
         return removed
 
     def take_evicted(self) -> list[ArtifactHash]:

@@ -8,6 +8,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
@@ -103,6 +104,12 @@ class Presence:
         return StoreAwayError(f"the store is away: {self.away}", hint=HINT)
 
 
+GIVE_WAY_S = 0.001
+"""How long a turn of giving way lasts, in seconds: a waiting thread wakes up in far less."""
+GIVE_WAY_TURNS = 50
+"""Whoever gives way goes on after so many turns, however many wait."""
+
+
 class Gate:
     """The lock of a store that may go away: whoever takes it finds the store there, or gets ``StoreAwayError``.
 
@@ -114,9 +121,18 @@ class Gate:
         self._lock = threading.RLock()
         self._presence = presence
         self._depth = 0
+        self._counting = threading.Lock()
+        self._waiting = 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        if not self._lock.acquire(blocking=False):
+            with self._counting:
+                self._waiting += 1
+            try:
+                self._lock.acquire()
+            finally:
+                with self._counting:
+                    self._waiting -= 1
         if not self._depth and not self._presence.look():
             self._lock.release()
             raise self._presence.error()
@@ -131,6 +147,16 @@ class Gate:
                     self._presence.lose(reason)
         finally:
             self._lock.release()
+
+    def give_way(self) -> None:
+        """Let others have the lock first; call it, without the lock, between two steps of work that can wait.
+
+        Python's locks are not fair: whoever takes one again at once, gets it again.
+        """
+        for _ in range(GIVE_WAY_TURNS):
+            if not self._waiting:
+                return
+            time.sleep(GIVE_WAY_S)
 
     def while_away(self, function: Callable[[], None]) -> None:
         """Run something under the lock without asking whether the store is there."""

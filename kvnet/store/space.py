@@ -62,6 +62,7 @@ class Space:
         self.min_free_bytes = min_free_bytes
         self.leases: dict[DiskPackWriter, set[ChunkHash]] = {}
         self.evicted: list[ArtifactHash] = []
+        self._may_come_back: set[ArtifactHash] = set()
         self._numbers = itertools.count(1)
         self._run = secrets.token_hex(8)
         self._other_bytes = 0
@@ -232,8 +233,10 @@ class Space:
         marker = self._paths.removed / artifact_text(row.hash)
         with storage_errors("removing an artifact"):
             if durable:
+                self._may_come_back.discard(row.hash)
                 self._files.write_whole(marker, b"", self.temporary_path())
             else:
+                self._may_come_back.add(row.hash)
                 self._files.unlink(marker)
                 self._files.close(self._files.create(marker))
             self._files.unlink(self._paths.pins / marker.name)
@@ -273,9 +276,12 @@ class Space:
             self._index.drop_pack(pack.id)
         with storage_errors("removing a pack"):
             self._files.unlink(path)
-            self._files.sync_directory(path.parent)
+            if pack.artifact not in self._may_come_back:
+                # The marker goes after the pack, or a power failure would bring back what somebody had removed.
+                self._files.sync_directory(path.parent)
             if not self._index.packs_of(pack.artifact):
                 self._files.unlink(self._paths.removed / artifact_text(pack.artifact))
+                self._may_come_back.discard(pack.artifact)
 
     # --- writing packs anew -------------------------------------------------------------------------------------------
 

@@ -70,6 +70,9 @@ class Watched:
         with self:
             function()
 
+    def give_way(self) -> None:
+        self._released()
+
 
 class Busy:
     """A lock that another thread has for as long as it is inside: the one in between does not get it."""
