@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kvnet.errors import AmbiguousHashError, IntegrityError, MalformedError, NotInStoreError, UsageError
-from kvnet.format.chunks import ChunkEntry, decode_pages, encode_pages, pages_root
+from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkSpec, decode_pages, encode_pages, pages_root
+from kvnet.format.codecs import Codec
 from kvnet.format.container import ContainerReader, read_container, write_container
 from kvnet.format.hashes import (
     ARTIFACT_PREFIX,
@@ -20,6 +21,7 @@ from kvnet.format.hashes import (
 )
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import tokens_from_bytes
+from kvnet.format.q8 import check_stored
 from kvnet.store.failures import storage_errors
 from kvnet.store.interface import ArtifactRecord, Judge, KeysOf, Store, Verified
 from kvnet.store.osfile import OsFiles
@@ -93,7 +95,11 @@ def read_context(store: Store, record: ArtifactRecord) -> bytes | None:
 
 
 def verify_artifact(store: Store, record: ArtifactRecord) -> Verified:
-    """Read and hash every chunk of a stored artifact."""
+    """Read and hash every chunk of a stored artifact, and see that every q8 tile is one that an encoder writes.
+
+    A tile whose hash is right and whose content is not was published so: whoever restores it refuses it.
+    """
+    specs = tuple(record.manifest.plan()) if record.manifest.codec is Codec.Q8 else ()
     good, size_bytes = 0, 0
     bad: list[int] = []
     missing: list[int] = []
@@ -101,13 +107,25 @@ def verify_artifact(store: Store, record: ArtifactRecord) -> Verified:
         if entry.absent:
             continue
         try:
-            size_bytes += len(store.read_chunk(entry.hash))
+            data = store.read_chunk(entry.hash)
+            if specs and specs[index].kind is ChunkKind.TILE:
+                _check_tile(record.manifest, specs[index], data)
+            size_bytes += len(data)
             good += 1
         except NotInStoreError:
             missing.append(index)
-        except IntegrityError:
+        except (IntegrityError, MalformedError):
             bad.append(index)
     return Verified(good, size_bytes, tuple(bad), tuple(missing))
+
+
+def _check_tile(manifest: Manifest, spec: ChunkSpec, stored: bytes) -> None:
+    """A q8 tile, by its place in the plan.
+
+    Raises:
+        MalformedError: no encoder writes such bytes.
+    """
+    check_stored(manifest.fingerprint.layers.kind_of(spec.first_layer), spec.n_layers, spec.n_tokens, stored)
 
 
 def checked_keys(manifest: Manifest, keys: Sequence[PrefixKey]) -> tuple[PrefixKey, ...]:
