@@ -1,0 +1,410 @@
+"""Which statements count, which outranks which, and how many of them anybody keeps for anybody.
+
+Of the statements of one signer, one type and one subject only that with the highest sequence counts; of two with the
+same sequence, that whose envelope has the lower hash, so that all nodes end with the same one whatever came first. The
+place of a statement outlives it: what has expired leaves its sequence behind, and nothing earlier takes the place.
+
+Statements that name no namespace (revocations of keys, rotations) are kept with the namespaces they were told in, their
+*scopes*, and are told on there and nowhere else.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from kvnet.format.hashes import NamespaceId, blake3_hash
+from kvnet.trust.envelope import StatementType
+from kvnet.trust.statements import AnyStatement, SignedStatement
+
+MAX_IN_NAMESPACE: Final = 4096
+"""Statements kept for one namespace: what one `GetStatements` can name."""
+MAX_OF_SIGNER: Final = 1024
+"""Of those, statements of one signer that is known there."""
+MAX_NOTES_OF_SIGNER: Final = 512
+"""Of those, notes: they never take the place of a revocation or a membership."""
+MAX_OF_STRANGER: Final = 16
+"""Statements of one signer that is not known in the namespace."""
+MAX_OF_STRANGERS: Final = 256
+"""Statements of all such signers together in one namespace."""
+MAX_EVIDENCE: Final = 64
+"""Pairs of statements that contradict each other."""
+MAX_RANKS: Final = 16_384
+"""Places of statements that are not kept."""
+
+NOTES: Final = frozenset({StatementType.TAG, StatementType.ATTESTATION, StatementType.REMOVAL})
+"""What nobody's safety hangs on."""
+NOT_KEPT: Final = frozenset({StatementType.PROVIDER, StatementType.INVITATION})
+"""Provider records are renewed before anybody could restart; invitations are secrets."""
+
+KnownSigner = Callable[[NamespaceId, bytes], bool]
+"""Whether a publisher is a member of a namespace, or believed anyway."""
+
+
+class Verdict(StrEnum):
+    """What became of a statement; stable, for counters."""
+
+    NEW = "new"
+    WIDENED = "widened"
+    """Known, but not in this namespace until now."""
+    KNOWN = "known"
+    OUTRANKED = "outranked"
+    FULL = "full"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One place, as it is kept on disk.
+
+    Attributes:
+        signer: publisher id.
+        kind: value of the `StatementType`.
+        subject: of the statement.
+        sequence: nothing below it takes the place again.
+        hash: BLAKE3 of the envelope.
+        scopes: ids of the namespaces it was told in, ascending.
+        envelope: empty once the statement has expired.
+    """
+
+    signer: bytes
+    kind: str
+    subject: bytes
+    sequence: int
+    hash: bytes
+    scopes: tuple[bytes, ...]
+    envelope: bytes
+
+
+PlaceKey = tuple[bytes, StatementType, bytes]
+"""Signer, type and subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a statement.
+
+    Attributes:
+        verdict: in a word.
+        changed: the places to be written to disk, or removed there, before the statement is told on.
+    """
+
+    verdict: Verdict
+    changed: tuple[PlaceKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two statements of one signer with one sequence on one subject: a key that says two things at once.
+
+    Attributes:
+        kept: the one that counts.
+        other: the one that does not.
+    """
+
+    kept: SignedStatement
+    other: SignedStatement
+
+
+@dataclass(slots=True)
+class _Place:
+    sequence: int
+    hash: bytes
+    statement: SignedStatement | None
+    scopes: frozenset[NamespaceId]
+
+
+class StatementBook:
+    """The statements that one node knows."""
+
+    def __init__(self) -> None:
+        self._places: dict[PlaceKey, _Place] = {}
+        self._by_hash: dict[bytes, _Place] = {}
+        self._counts: Counter[tuple[NamespaceId, bytes]] = Counter()
+        self._notes: Counter[tuple[NamespaceId, bytes]] = Counter()
+        self._in_namespace: Counter[NamespaceId] = Counter()
+        self.evidence: list[Conflict] = []
+
+    def __len__(self) -> int:
+        return sum(1 for place in self._places.values() if place.statement is not None)
+
+    # --- in -----------------------------------------------------------------------------------------------------------
+
+    def restore(self, row: Row, statement: SignedStatement | None) -> None:
+        """Take a place back from disk.
+
+        Args:
+            row: as it was written.
+            statement: opened from its envelope; None when there is none, or none that is still good.
+        """
+        key = (row.signer, StatementType(row.kind), row.subject)
+        scopes = frozenset(NamespaceId(scope) for scope in row.scopes)
+        if statement is None and row.envelope:
+            # It may come again, and nothing before it.
+            self._put(key, _Place(row.sequence - 1, bytes(32), None, scopes))
+            return
+        self._put(key, _Place(row.sequence, row.hash, statement, scopes))
+
+    def take(self, statement: SignedStatement, scopes: Iterable[NamespaceId], known: KnownSigner) -> Taken:
+        """Take a statement whose shape, signature and times have been checked.
+
+        Args:
+            statement: of any type that is kept.
+            scopes: the namespaces it was told in, or is said in.
+            known: who is no stranger.
+        """
+        key = (statement.signer, statement.kind, statement.body.subject)
+        digest = bytes(blake3_hash(statement.envelope))
+        wanted = frozenset(scopes)
+        place = self._places.get(key)
+        if place is not None:
+            if digest == place.hash:
+                return self._widen(key, place, wanted, known)
+            if not _outranks(statement.body.sequence, digest, place):
+                self._note_conflict(statement, place)
+                return Taken(Verdict.OUTRANKED)
+        room, gone = self._make_room(key, wanted, known)
+        allowed = room | (place.scopes if place is not None else frozenset())
+        if not allowed:
+            return Taken(Verdict.FULL)
+        if place is not None:
+            self._note_conflict(statement, place)
+            self._remove(key)
+        self._put(key, _Place(statement.body.sequence, digest, statement, allowed))
+        return Taken(Verdict.NEW, (key, *gone))
+
+    def expire(self, now_s: float) -> list[PlaceKey]:
+        """Let go of statements that have expired; their places stay.
+
+        Args:
+            now_s: seconds since 1970.
+
+        Returns:
+            The places, to be written to disk.
+        """
+        expired = []
+        for key, place in self._places.items():
+            body = place.statement.body if place.statement is not None else None
+            if body is not None and body.expires and body.expires <= now_s:
+                place.statement = None
+                expired.append(key)
+        return expired
+
+    def leave(self, namespace: NamespaceId) -> list[PlaceKey]:
+        """Forget what was told in one namespace only, which this node has left.
+
+        Returns:
+            The places that are gone, to be removed from disk too.
+        """
+        gone = []
+        for key, place in list(self._places.items()):
+            if namespace in place.scopes:
+                self._remove(key)
+                if place.scopes == {namespace}:
+                    gone.append(key)
+                else:
+                    place.scopes -= {namespace}
+                    self._put(key, place)
+        return gone
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def all(self, kind: StatementType, *, namespace: NamespaceId | None = None) -> list[SignedStatement]:
+        """The statements of a type that count, in order of their sequences; of one namespace, or of all."""
+        found = [
+            place.statement
+            for key, place in self._places.items()
+            if key[1] is kind and place.statement is not None and (namespace is None or namespace in place.scopes)
+        ]
+        return sorted(found, key=lambda statement: (statement.body.sequence, statement.signer))
+
+    def latest(self, kind: StatementType, subject: bytes, signer: bytes) -> SignedStatement | None:
+        """What counts of one signer about one subject."""
+        place = self._places.get((signer, kind, subject))
+        return place.statement if place is not None else None
+
+    def sequence(self, kind: StatementType, subject: bytes, signer: bytes) -> int:
+        """The highest sequence seen, also of a statement that has expired; 0 for none."""
+        place = self._places.get((signer, kind, subject))
+        return place.sequence if place is not None else 0
+
+    def revocations(self, signer: bytes, namespace: NamespaceId | None = None) -> int:
+        """The sequence of a signer's latest revocation, in one namespace or in any; 0 for none."""
+        return max(
+            (
+                place.sequence
+                for (by, kind, _), place in self._places.items()
+                if by == signer
+                and kind is StatementType.REVOCATION
+                and (namespace is None or namespace in place.scopes)
+            ),
+            default=0,
+        )
+
+    def held_in(self, namespace: NamespaceId) -> Iterator[tuple[bytes, SignedStatement]]:
+        """Every statement that may be told in a namespace, with the hash of its envelope."""
+        for place in self._places.values():
+            if place.statement is not None and namespace in place.scopes:
+                yield place.hash, place.statement
+
+    def scopes_of(self, statement: SignedStatement) -> frozenset[NamespaceId]:
+        """The namespaces in which it may be told."""
+        place = self._places.get((statement.signer, statement.kind, statement.body.subject))
+        return place.scopes if place is not None else frozenset()
+
+    def row(self, key: PlaceKey) -> Row | None:
+        """A place as it is to be written to disk; None when it is gone."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        signer, kind, subject = key
+        return Row(
+            signer=signer,
+            kind=kind.value,
+            subject=subject,
+            sequence=place.sequence,
+            hash=place.hash,
+            scopes=tuple(sorted(place.scopes)),
+            envelope=place.statement.envelope if place.statement is not None else b"",
+        )
+
+    def holds(self, digest: bytes, namespace: NamespaceId) -> bool:
+        """Whether a statement, named by the BLAKE3 of its envelope, is known in a namespace."""
+        place = self._by_hash.get(bytes(digest))
+        return place is not None and namespace in place.scopes
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _put(self, key: PlaceKey, place: _Place) -> None:
+        self._places[key] = place
+        self._by_hash[place.hash] = place
+        self._count(key, place.scopes, 1)
+
+    def _remove(self, key: PlaceKey) -> None:
+        place = self._places.pop(key)
+        self._by_hash.pop(place.hash, None)
+        self._count(key, place.scopes, -1)
+
+    def _count(self, key: PlaceKey, scopes: Iterable[NamespaceId], by: int) -> None:
+        for scope in scopes:
+            self._counts[scope, key[0]] += by
+            self._in_namespace[scope] += by
+            if key[1] in NOTES:
+                self._notes[scope, key[0]] += by
+
+    def _widen(self, key: PlaceKey, place: _Place, wanted: frozenset[NamespaceId], known: KnownSigner) -> Taken:
+        more = wanted - place.scopes
+        if not more:
+            return Taken(Verdict.KNOWN)
+        room, gone = self._make_room(key, more, known)
+        if not room:
+            return Taken(Verdict.FULL)
+        self._remove(key)
+        place.scopes |= room
+        self._put(key, place)
+        return Taken(Verdict.WIDENED, (key, *gone))
+
+    def _make_room(
+        self, key: PlaceKey, scopes: Iterable[NamespaceId], known: KnownSigner
+    ) -> tuple[frozenset[NamespaceId], tuple[PlaceKey, ...]]:
+        """In which of the scopes there is room for one more, and what had to go for it."""
+        place = self._places.get(key)
+        held = place.scopes if place is not None else frozenset()
+        room: set[NamespaceId] = set()
+        gone: list[PlaceKey] = []
+        for scope in sorted(scopes):
+            if scope in held:
+                room.add(scope)
+            elif self._fits(key, scope, known):
+                if self._in_namespace[scope] >= MAX_IN_NAMESPACE:
+                    gone += self._give_way(key, scope)
+                if self._in_namespace[scope] < MAX_IN_NAMESPACE:
+                    room.add(scope)
+        return frozenset(room), tuple(gone)
+
+    def _fits(self, key: PlaceKey, scope: NamespaceId, known: KnownSigner) -> bool:
+        signer, kind, _ = key
+        if not known(scope, signer):
+            strangers = sum(
+                n for (where, who), n in self._counts.items() if where == scope and n and not known(scope, who)
+            )
+            return self._counts[scope, signer] < MAX_OF_STRANGER and strangers < MAX_OF_STRANGERS
+        if kind in NOTES and self._notes[scope, signer] >= MAX_NOTES_OF_SIGNER:
+            return False
+        return self._counts[scope, signer] < MAX_OF_SIGNER
+
+    def _give_way(self, key: PlaceKey, scope: NamespaceId) -> list[PlaceKey]:
+        """In a full namespace whoever has the most there loses one, a note if it has any, the oldest first."""
+        most = max((n, who) for (where, who), n in self._counts.items() if where == scope)
+        if most[0] <= self._counts[scope, key[0]] + 1:
+            return []
+        theirs = [
+            (place_key[1] not in NOTES, place.sequence, place.hash, place_key)
+            for place_key, place in self._places.items()
+            if place_key[0] == most[1] and scope in place.scopes
+        ]
+        victim = min(theirs, key=lambda entry: entry[:3])[3]
+        self._remove(victim)
+        return [victim]
+
+    def _note_conflict(self, statement: SignedStatement, place: _Place) -> None:
+        kept, other = place.statement, statement
+        if kept is None or kept.body.sequence != other.body.sequence or kept.body == other.body:
+            return
+        if blake3_hash(other.envelope) < place.hash:
+            kept, other = other, kept
+        if len(self.evidence) < MAX_EVIDENCE:
+            self.evidence.append(Conflict(kept, other))
+
+
+class Ranks:
+    """The places of statements that are not kept, as many as memory is given for; the longest unused go first."""
+
+    def __init__(self, limit: int = MAX_RANKS) -> None:
+        self._limit = limit
+        self._places: OrderedDict[PlaceKey, tuple[int, bytes]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self, statement: SignedStatement) -> Verdict:
+        """Whether a statement is new, known, or outranked by one that was here before."""
+        key = (statement.signer, statement.kind, statement.body.subject)
+        digest = bytes(blake3_hash(statement.envelope))
+        before = self._places.get(key)
+        if before is not None:
+            self._places.move_to_end(key)
+            if before[1] == digest:
+                return Verdict.KNOWN
+            if (statement.body.sequence, before[1]) <= (before[0], digest):
+                return Verdict.OUTRANKED
+        self._places[key] = (statement.body.sequence, digest)
+        if len(self._places) > self._limit:
+            self._places.popitem(last=False)
+        return Verdict.NEW
+
+    def sequence(self, kind: StatementType, subject: bytes, signer: bytes) -> int:
+        """The highest sequence seen; 0 for none."""
+        return self._places.get((signer, kind, subject), (0, b""))[0]
+
+
+def scopes_of_body(body: AnyStatement, told_in: Iterable[NamespaceId]) -> frozenset[NamespaceId]:
+    """Where a statement may be told: in the namespace it names, otherwise where it was told.
+
+    Args:
+        body: what it says.
+        told_in: the namespaces it came by, or is said in.
+
+    Returns:
+        Nothing for a statement that names another namespace than those.
+    """
+    named = getattr(body, "namespace", None)
+    allowed = frozenset(told_in)
+    if named is None:
+        return allowed
+    return allowed & {NamespaceId(named)}
+
+
+def _outranks(sequence: int, digest: bytes, place: _Place) -> bool:
+    return (sequence, place.hash) > (place.sequence, digest)
