@@ -11,7 +11,7 @@ Whoever follows what a node holds needs only, for each segment, up to which bloc
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -154,6 +154,25 @@ class RequestStream:
     def __getitem__(self, number: int) -> Request:
         columns = (self.node, self.session, self.segment, self.n_input, self.n_output, self.n_shared)
         return Request(number, float(self.arrival_s[number]), *(int(column[number]) for column in columns))
+
+    def rearranged(self, order: Ints, arrival_s: Floats, node: Ints) -> "RequestStream":
+        """Some of the requests in another order, at other times and nodes.
+
+        Args:
+            order: numbers of those that stay, by their new times.
+            arrival_s: times of all of them, as they are numbered now.
+            node: nodes of all of them.
+        """
+        return replace(
+            self,
+            arrival_s=arrival_s[order],
+            node=node[order],
+            session=self.session[order],
+            segment=self.segment[order],
+            n_input=self.n_input[order],
+            n_output=self.n_output[order],
+            n_shared=self.n_shared[order],
+        )
 
     def n_blocks(self, n_tokens: int) -> int:
         """Blocks that hold so many tokens, a short last one included."""
