@@ -23,6 +23,10 @@ class Identity(Protocol):
         """Every namespace this node is a member of; the first is its ``mine``."""
         ...
 
+    def former(self) -> tuple[Namespace, ...]:
+        """The same namespaces under lookup secrets that were replaced of late, the newest first; see `Namespace`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FixedIdentity:
@@ -31,6 +35,7 @@ class FixedIdentity:
     key: PublisherKey
     trust: TrustPolicy
     members: tuple[Namespace, ...]
+    past: tuple[Namespace, ...] = ()
 
     def signing_key(self) -> PublisherKey:
         """The publisher key that signs what this node adds."""
@@ -43,3 +48,7 @@ class FixedIdentity:
     def namespaces(self) -> tuple[Namespace, ...]:
         """Every namespace of this identity; the first is ``mine``."""
         return self.members
+
+    def former(self) -> tuple[Namespace, ...]:
+        """Former lookup secrets of this identity's namespaces."""
+        return self.past

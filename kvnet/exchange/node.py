@@ -24,7 +24,7 @@ from kvnet.network.interface import ByteStream, Network, PeerInfo, ProviderHint,
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, Role
+from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, PROOF_ENTRIES, Role
 from kvnet.protocol.messages import (
     ArtifactRequest,
     BulkRequest,
@@ -58,8 +58,8 @@ SESSION_RETRY_S = 30.0
 RandomBytes = Callable[[int], bytes]
 """Fresh random bytes, from the operating system."""
 
-Answerer = Callable[[PeerSession, Request], Reply]
-"""Decides the reply to one kind of request; fast, and never raises."""
+Answerer = Callable[[PeerSession, Request], Reply | None]
+"""Decides the reply to one kind of request; fast, and never raises. None: it comes later, by `PeerSession.reply`."""
 
 Greeting = Callable[[PeerSession], Awaitable[None]]
 """What to do with every session that opens; cancelled when the session ends."""
@@ -194,7 +194,7 @@ class ExchangeNode:
         """Tell peers, from the next session on, that this node can do this."""
         self._offered.append(capability)
 
-    def _answer(self, session: PeerSession, request: Request) -> Reply:
+    def _answer(self, session: PeerSession, request: Request) -> Reply | None:
         if isinstance(request, ArtifactRequest | BulkRequest):
             reply = self._server.answer(session, request)
             if isinstance(request, GetManifest) and isinstance(reply, ManifestReply):
@@ -361,7 +361,8 @@ class ExchangeNode:
         await self._hold_session(stream, Role.RESPONDER, trio.Event())
 
     async def _hold_session(self, stream: ByteStream, role: Role, opened: trio.Event) -> None:
-        namespaces = self._identity.namespaces()
+        current = self._identity.namespaces()
+        namespaces = (*current, *self._identity.former()[: PROOF_ENTRIES - len(current)])
         config = SessionConfig(
             role=role,
             own=self._network.peer_id,

@@ -124,7 +124,8 @@ class ChunkServer:
         """The reply to a request for artifacts or for a bulk connection."""
         self.counters[f"requests_{type(request).__name__}"] += 1
         if isinstance(request, OpenBulk | DialBulk):
-            namespaces, now = session.opened.namespaces, trio.current_time()
+            now = trio.current_time()
+            namespaces = {slot: each for slot, each in session.opened.namespaces.items() if not each.former}
             refused = self._machine.refuse_bulk(session.peer, namespaces, request, now)
             not_serving = Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
             return refused or (not_serving if self._bulk is None else self._bulk(session, request))

@@ -15,6 +15,7 @@ from kvnet.errors import (
 )
 from kvnet.network.interface import ByteStream
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.membership import Occasion
 from kvnet.protocol.messages import Refused, Reply, Request
 from kvnet.protocol.session import (
     ControlSession,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 READ_SIZE_BYTES = 64 * 1024
 
-Answer = Callable[["PeerSession", Request], Reply]
-"""Decides the reply to a peer's request; fast, and never raises."""
+Answer = Callable[["PeerSession", Request], Reply | None]
+"""Decides the reply to a peer's request; fast, and never raises. None: it comes later, by `PeerSession.reply`."""
 
 Answered = Callable[[PeerId, float], None]
 """Told that a peer answered a request after so many seconds."""
@@ -94,8 +95,26 @@ class PeerSession:
 
     @property
     def slots(self) -> dict[Namespace, int]:
-        """Namespaces that both sides have proved, each with its slot in this session."""
-        return {self._namespaces[index]: slot for slot, index in self.opened.slots.items()}
+        """Namespaces that both sides have proved, each with its slot in this session; no former ones."""
+        proved = {self._namespaces[index]: slot for slot, index in self.opened.slots.items()}
+        return {namespace: slot for namespace, slot in proved.items() if not namespace.former}
+
+    @property
+    def occasion(self) -> Occasion:
+        """What binds proofs to this session, seen from this side.
+
+        Raises:
+            PeerUnreachableError: the handshake is not done.
+        """
+        if self._machine.occasion is None:
+            raise PeerUnreachableError("expected an open control session, found one that is not open yet")
+        return self._machine.occasion
+
+    def reply(self, reply: Reply) -> None:
+        """Answer a request whose `Answer` was None; nothing when the session has ended meanwhile."""
+        if not self.closed.is_set():
+            self._machine.reply(reply)
+            self._wanted.set()
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the session until the peer goes or breaks the protocol; ``started`` when the handshake is done.
@@ -178,7 +197,9 @@ class PeerSession:
     def _handle(self, event: Event) -> None:
         match event:
             case RequestReceived(request):
-                self._machine.reply(self._answer(self, request))
+                reply = self._answer(self, request)
+                if reply is not None:
+                    self._machine.reply(reply)
             case ReplyReceived(request, reply):
                 self._settle(request.request_id, reply)
             case RequestTimedOut(request):

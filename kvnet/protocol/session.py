@@ -273,6 +273,11 @@ class ControlSession:
         return self._opened
 
     @property
+    def occasion(self) -> Occasion | None:
+        """What binds proofs to this session, seen from this side; None before the peer's challenge."""
+        return self._peer.occasion
+
+    @property
     def closed(self) -> bool:
         """Whether the session is over."""
         return self._phase is _Phase.CLOSED

@@ -17,7 +17,8 @@ import base64
 import binascii
 import hmac
 
-from nacl.exceptions import BadSignatureError
+from nacl.exceptions import BadSignatureError, CryptoError
+from nacl.public import SealedBox
 from nacl.signing import SigningKey, VerifyKey
 
 from kvnet.errors import UsageError
@@ -67,6 +68,13 @@ class PublisherKey:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte signature of a message. Sign statements with `kvnet.trust.envelope.seal`, never bare bytes."""
         return self._signing_key.sign(message).signature
+
+    def open_sealed(self, box: bytes) -> bytes | None:
+        """What `kvnet.trust.sealing.seal_for` sealed for this key; ``None`` when it is for another, or was changed."""
+        try:
+            return SealedBox(self._signing_key.to_curve25519_private_key()).decrypt(box)
+        except CryptoError:
+            return None
 
     def __repr__(self) -> str:
         return f"PublisherKey({publisher_text(self.public)})"

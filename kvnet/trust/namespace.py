@@ -26,6 +26,8 @@ from kvnet.format.hashes import (
 from kvnet.format.prefix import PUBLIC_PREFIX_SECRET, prefix_root
 
 SECRET_SIZE_BYTES = 32
+PUBLIC_LOOKUP_SECRET: Final = derive_key("kvnet 2026-11 public lookup secret", b"")
+"""No secret: everybody can compute what the public namespace's artifacts are called on the wire."""
 MAX_NAMESPACE_FILE_BYTES = 4096
 """Version 1 takes less than 300 bytes; the rest is room for what a later version may add."""
 
@@ -44,6 +46,8 @@ class Namespace:
         name: what its owner calls it, such as ``mine``; says nothing to anybody else.
         prefix_secret: 32 bytes, permanent: prefix keys and the namespace id follow from it.
         lookup_secret: 32 bytes, replaced when a member is removed: what goes over the wire follows from it.
+        former: the lookup secret has been replaced. Who proves it was a member once, and gets nothing but the
+            statements that lead to the new one; see `kvnet.trust.roster`.
 
     Raises:
         UsageError: a name or a secret that cannot be one.
@@ -52,6 +56,7 @@ class Namespace:
     name: str
     prefix_secret: bytes = field(repr=False)
     lookup_secret: bytes = field(repr=False)
+    former: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -70,6 +75,11 @@ class Namespace:
         """What manifests call it; tells nothing of the secrets."""
         return namespace_id(self.prefix_secret)
 
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody is in it."""
+        return self.prefix_secret == PUBLIC_PREFIX_SECRET
+
     def prefix_root(self, fingerprint: FingerprintHash) -> bytes:
         """The key under which this namespace chains the prefix keys of a model."""
         return prefix_root(self.prefix_secret, fingerprint)
@@ -82,6 +92,9 @@ class Namespace:
         """What an artifact is called on the wire and in the DHT."""
         return keyed_artifact(self.lookup_secret, artifact)
 
+
+PUBLIC: Final = Namespace("public", PUBLIC_PREFIX_SECRET, PUBLIC_LOOKUP_SECRET)
+"""The namespace of what was published; a node is in it only when its owner says so."""
 
 _Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 

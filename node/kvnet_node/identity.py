@@ -126,6 +126,10 @@ class NodeIdentity:
         """Every namespace this node is in; ``mine`` first."""
         return tuple(namespace for _, namespace in self._namespaces)
 
+    def former(self) -> tuple[Namespace, ...]:
+        """The same under lookup secrets that were replaced."""
+        return ()
+
     def keys_of(self, manifest: Manifest, tokens: list[int]) -> list[PrefixKey]:
         """The prefix keys of an artifact's token ids; empty when its namespace is none of this node's."""
         for namespace in self.namespaces():

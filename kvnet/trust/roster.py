@@ -1,0 +1,247 @@
+"""Who is in a namespace, and which lookup secret counts, as its members' signed statements say.
+
+It begins with the founder. A `Membership` that a member signed lets its subject in. A `Rekey` says who is out, vouches
+for everybody it seals the new secret for, and is what the new secret comes from:
+
+- In a swarm the founder alone may rekey; in ``mine`` every device may, but none removes the founder, and what the
+  founder says comes first.
+- Who was removed comes back only by a membership that is later than the removal. That somebody sealed a secret for them
+  meanwhile, not knowing, does not count.
+- Whom the removed had let in stays if the rekeying seals for them; otherwise they need a new invitation.
+- A key that a member rotated to is a member in its place.
+
+All nodes that know the same statements have the same roster, in whatever order those came. See ``docs/protocol.md``.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from kvnet.trust.statements import MAX_MEMBERS, KeyRotation, Membership, Rekey, SignedStatement
+
+DEVICE: Final = "device"
+COLLEAGUE: Final = "colleague"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Somebody in a namespace.
+
+    Attributes:
+        publisher: its publisher id.
+        role: ``founder``, ``device`` or ``colleague``.
+        label: what people call it; not escaped.
+        peers: raw peer ids of its machines.
+        invited_by: publisher id; empty for the founder.
+        since_s: seconds since 1970 when it was let in, 0 for the founder.
+        by: the statement it is a member by; None for the founder.
+    """
+
+    publisher: bytes
+    role: str
+    label: str = ""
+    peers: tuple[bytes, ...] = ()
+    invited_by: bytes = b""
+    since_s: int = 0
+    by: SignedStatement | None = None
+
+
+class RekeyNeeded(Enum):
+    """What the signer of the rekeying that counts has to do."""
+
+    NOTHING = "nothing"
+    MORE = "more"
+    """Seal the same secret for members it is not sealed for yet."""
+    FRESH = "fresh"
+    """Make a new secret: this one is sealed for somebody who is out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The members of one namespace.
+
+    Attributes:
+        namespace: its id.
+        founder: publisher id of who made it.
+        members: publisher id -> member, the founder first.
+        removed: publisher id -> sequence of the removal, for those who are out.
+        rekey: the rekeying whose secret counts; None while the first secret does.
+        rekeys: all rekeyings that count for something.
+    """
+
+    namespace: bytes
+    founder: bytes
+    members: Mapping[bytes, Member]
+    removed: Mapping[bytes, int]
+    rekey: SignedStatement | None
+    rekeys: tuple[SignedStatement, ...]
+
+    def sealed_for(self, member: bytes) -> bytes | None:
+        """The box with the secret that counts for a member; None when there is none."""
+        if self.rekey is None:
+            return None
+        boxes = {each.member: each.box for each in _rekey(self.rekey).sealed}
+        return boxes.get(member)
+
+    @property
+    def rekey_needed(self) -> RekeyNeeded:
+        """What whoever made the secret that counts has to do about who is a member now."""
+        if self.rekey is None:
+            return RekeyNeeded.NOTHING
+        sealed = {each.member for each in _rekey(self.rekey).sealed}
+        if not sealed <= self.members.keys():
+            return RekeyNeeded.FRESH
+        return RekeyNeeded.NOTHING if sealed >= self.members.keys() else RekeyNeeded.MORE
+
+    def proof_of(self, member: bytes) -> list[SignedStatement]:
+        """The statements that make somebody a member, to show to whoever knows the founder's key alone.
+
+        Args:
+            member: publisher id; of somebody who is no member there is no proof.
+        """
+        chain: list[SignedStatement] = []
+        current = self.members.get(member)
+        while current is not None and current.by is not None:
+            chain.append(current.by)
+            current = self.members.get(current.by.signer)
+        return [*self.rekeys, *reversed([each for each in chain if each not in self.rekeys])]
+
+
+def build_roster(
+    namespace: bytes, founder: bytes, statements: Iterable[SignedStatement], *, devices_remove: bool
+) -> Roster:
+    """The roster that these statements give.
+
+    Args:
+        namespace: id of the namespace; statements about others are passed over.
+        founder: publisher id.
+        statements: memberships, rekeyings and key rotations whose signatures and times have been checked.
+        devices_remove: every member may remove others (``mine``); otherwise the founder alone.
+    """
+    state = _State(founder)
+    rekeys: list[SignedStatement] = []
+    for statement in statements:
+        match statement.body:
+            case Membership() if statement.body.namespace == namespace:
+                state.memberships.append(statement)
+            case KeyRotation():
+                state.memberships.append(statement)
+            case Rekey() if statement.body.namespace == namespace:
+                rekeys.append(statement)
+            case _:
+                pass
+    state.memberships.sort(key=_order)
+    # The founder's first, whatever their time: a stolen device must not outrun them with an early date.
+    rekeys.sort(key=lambda each: (each.signer != founder, *_order(each)))
+    counting = [each for each in rekeys if state.apply(each, may=devices_remove or each.signer == founder)]
+    members = state.members()
+    counting = [each for each in counting if each.signer in members]
+    return Roster(
+        namespace,
+        founder,
+        MappingProxyType(members),
+        MappingProxyType({who: when for who, when in state.banned.items() if who not in members}),
+        max(counting, key=_order, default=None),
+        tuple(counting),
+    )
+
+
+class _State:
+    """Members and removed ones while rekeyings are gone through."""
+
+    def __init__(self, founder: bytes) -> None:
+        self._founder = founder
+        self._vouched: dict[bytes, SignedStatement] = {}
+        self.banned: dict[bytes, int] = {}
+        self.memberships: list[SignedStatement] = []
+
+    def apply(self, statement: SignedStatement, *, may: bool) -> bool:
+        """Let a rekeying count; whether it does."""
+        if not may or statement.signer not in self.members():
+            return False
+        body = _rekey(statement)
+        for who in body.removed:
+            if who != self._founder:
+                self.banned[who] = max(body.sequence, self.banned.get(who, 0))
+                self._vouched.pop(who, None)
+        for each in body.sealed:
+            if each.member not in self.banned:
+                self._vouched.setdefault(each.member, statement)
+        return True
+
+    def members(self) -> dict[bytes, Member]:
+        """Whoever the founder, the vouched for and memberships lead to; at most `MAX_MEMBERS`, the earliest first."""
+        found = {self._founder: Member(self._founder, "founder")}
+        for who, by in self._vouched.items():
+            found.setdefault(who, Member(who, DEVICE, invited_by=by.signer, since_s=by.body.issued, by=by))
+        grew = True
+        while grew:
+            grew = False
+            for statement in self.memberships:
+                entering = self._entering(statement)
+                if entering is None or statement.signer not in found:
+                    continue
+                known = found.get(entering.publisher)
+                if known is None and len(found) >= MAX_MEMBERS:
+                    continue
+                if known is None or _says_more(known, entering):
+                    found[entering.publisher] = entering
+                    grew = True
+        return self._named(found)
+
+    def _entering(self, statement: SignedStatement) -> Member | None:
+        """Who comes in by a membership or a rotation; None for those who were removed since, and for the founder."""
+        body = statement.body
+        if isinstance(body, KeyRotation):
+            member = Member(body.new, DEVICE, invited_by=statement.signer, since_s=body.issued, by=statement)
+        else:
+            member = _member(statement)
+        late = body.sequence > self.banned.get(member.publisher, -1)
+        return member if late and member.publisher not in {self._founder, statement.signer} else None
+
+    def _named(self, found: dict[bytes, Member]) -> dict[bytes, Member]:
+        """Labels and machines alone: what members say of themselves, of those vouched for, and of the key before."""
+        for statement in self.memberships:
+            body = statement.body
+            if isinstance(body, KeyRotation):
+                old, new = found.get(statement.signer), found.get(body.new)
+                if old is not None and new is not None and new.by is statement:
+                    found[body.new] = _named_as(new, old)
+                continue
+            said = _member(statement)
+            known = found.get(said.publisher)
+            if known is None:
+                continue
+            if said.publisher == statement.signer:
+                found[said.publisher] = _named_as(known, said, role=known.role)
+            elif known.by is not None and isinstance(known.by.body, Rekey) and not known.label:
+                found[said.publisher] = _named_as(known, said)
+        return found
+
+
+def _says_more(known: Member, entering: Member) -> bool:
+    """Whether a membership replaces another one: the later word of the same signer. Proofs stay free of circles so."""
+    if known.by is None or entering.by is None:
+        return False
+    return known.by.signer == entering.by.signer and _order(known.by) < _order(entering.by)
+
+
+def _named_as(member: Member, said: Member, *, role: str = "") -> Member:
+    return replace(member, role=role or said.role, label=said.label, peers=said.peers)
+
+
+def _member(statement: SignedStatement) -> Member:
+    body = statement.body
+    assert isinstance(body, Membership)  # noqa: S101 - only such are asked about
+    return Member(body.member, body.role, body.label, body.peers, statement.signer, body.issued, statement)
+
+
+def _order(statement: SignedStatement) -> tuple[int, bytes]:
+    return statement.body.sequence, statement.envelope
+
+
+def _rekey(statement: SignedStatement) -> Rekey:
+    assert isinstance(statement.body, Rekey)  # noqa: S101 - only such are asked about
+    return statement.body
