@@ -1,9 +1,7 @@
 """A peer that freezes or dies in the middle of a fetch that a client's request waits for."""
 
 import concurrent.futures
-import json
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +74,7 @@ def test_request_is_answered_right_when_its_provider_vanishes_in_mid_fetch(
     url = kvnet.json("node", "status")["endpoint"][0]
     expected = ask(kvnet, url)
     assert expected.status == 200
-    started, _ = other.start("--model", TINY, "--bootstrap", address)
+    other.start("--model", TINY, "--bootstrap", address)
     asked_at = other.json("node", "status")["endpoint"][0]
     while not any(peer["member"] for peer in other.json("peers")["peers"]):
         assert provider.poll() is None
@@ -85,10 +83,8 @@ def test_request_is_answered_right_when_its_provider_vanishes_in_mid_fetch(
         try:
             while not begun(kvnet):
                 assert not answering.done(), answering.result()
-            began_s = time.monotonic()
             provider.send_signal(end)
             answer = answering.result(timeout=TIMEOUT_S)
-            print(json.dumps({"seconds": time.monotonic() - began_s, "reused": answer.reused_tokens}))
         finally:
             provider.send_signal(signal.SIGCONT)
     assert (answer.status, answer.text) == (200, expected.text)
