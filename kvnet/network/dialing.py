@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import trio
 
-from kvnet.errors import NetworkError, PeerUnreachableError
+from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
 from kvnet.network.interface import Network, ProviderHint
 from kvnet.protocol.ids import PeerId
 
@@ -159,3 +159,24 @@ async def keep_connected(
     async with trio.open_nursery() as nursery:
         for address in addresses:
             nursery.start_soon(keep, address)
+
+
+async def connect_first(network: Network, addresses: Sequence[str], *, timeout_s: float = 5.0) -> PeerId:
+    """Connect to one peer at whichever of its addresses answers first, also those that failed lately.
+
+    Args:
+        network: whose connections to use.
+        addresses: of one peer, best first; the caller bounds their number and how often it asks.
+        timeout_s: limit per address, in seconds.
+
+    Raises:
+        PeerUnreachableError: none of them answers.
+    """
+
+    async def dial(address: str) -> PeerId:
+        try:
+            return await network.connect(address, timeout_s=timeout_s)
+        except UsageError as error:
+            raise PeerUnreachableError(str(error)) from error
+
+    return await dial_first(addresses, dial)

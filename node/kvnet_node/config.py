@@ -178,6 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
         "when state stored with a lossy codec (q8) is used: it can change words of an answer",
     ),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
+    Setting("lan.discovery", _switch, "whether neighbours on the local network are looked for by mDNS: on or off"),
     Setting("api.enabled", _switch, "whether the running node answers HTTP clients: on or off"),
     Setting("api.listen", _texts, "addresses of the HTTP endpoint, HOST:PORT each; port 0 is any free one"),
     Setting("api.token", _text, "what clients must send as `Authorization: Bearer`; needed beyond this machine"),
@@ -226,6 +227,7 @@ class Config:
         numerics: "compatible" or "exact".
         lossy: "never", "slow_links" or "always".
         announce_interval_s: seconds between two announcements of the same artifact.
+        lan_discovery: whether neighbours on the local network are looked for.
         api_enabled: whether the running node answers HTTP clients.
         api_listen: HOST:PORT texts.
         api_listen_asked: whether they were asked for.
@@ -263,6 +265,7 @@ class Config:
     numerics: str
     lossy: str
     announce_interval_s: float
+    lan_discovery: bool
     api_enabled: bool
     api_listen: tuple[str, ...]
     api_listen_asked: bool
@@ -301,6 +304,7 @@ class Config:
             "reuse.numerics": self.numerics,
             "reuse.lossy": self.lossy,
             "announce.interval_s": self.announce_interval_s,
+            "lan.discovery": self.lan_discovery,
             "api.enabled": self.api_enabled,
             "api.listen": list(self.api_listen),
             "api.token": "(set)" if self.api_token else "",
@@ -421,6 +425,7 @@ def load_config(
         "reuse.numerics": "compatible",
         "reuse.lossy": "never",
         "announce.interval_s": 900.0,
+        "lan.discovery": True,
         "api.enabled": True,
         "api.listen": DEFAULT_API_LISTEN,
         "api.token": "",
@@ -466,6 +471,7 @@ def load_config(
         numerics=values["reuse.numerics"],
         lossy=values["reuse.lossy"],
         announce_interval_s=values["announce.interval_s"],
+        lan_discovery=values["lan.discovery"],
         api_enabled=values["api.enabled"],
         api_listen=values["api.listen"],
         api_listen_asked=origins["api.listen"] != "default",

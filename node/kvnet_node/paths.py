@@ -64,6 +64,16 @@ class DataPaths:
         return self.data_dir / "network"
 
     @property
+    def peers_file(self) -> Path:
+        """Members met before."""
+        return self.network_dir / "peers.sqlite3"
+
+    @property
+    def announced_file(self) -> Path:
+        """What was announced when."""
+        return self.network_dir / "announced.sqlite3"
+
+    @property
     def control_socket(self) -> Path:
         """The control socket of the running node, unless that path is too long."""
         return self.data_dir / "control.sock"

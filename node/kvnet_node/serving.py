@@ -67,6 +67,8 @@ async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> Non
             nursery.start_soon(serve_control, listener, _Handler(services))
             moved = await _open_endpoint(settings, services, nursery)
             _announce(settings, services, output, _Said(path, moved, *model))
+            if services.surroundings is not None:
+                nursery.start_soon(services.surroundings.tell, output.message)
             await services.stop_requested.wait()
             _log.info("stopping")
             await _drain(settings, services)
@@ -167,6 +169,7 @@ def _announce(settings: "Settings", services: Services, output: Output, said: _S
         "policy": settings.config.trust_policy,
         "pid": os.getpid(),
         "control_socket": str(said.control),
+        "discovery": services.surroundings.discovery if services.surroundings is not None else "",
         "version": kvnet.__version__,
     }
     _log.info("started", peer=services.peer_text, addresses=len(addresses))
@@ -194,6 +197,7 @@ def _screen(record: dict[str, Any]) -> str:
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
             *(("address", address) for address in record["addresses"]),
             *(("endpoint", f"{url}/v1") for url in record["endpoint"]),
+            ("neighbours", f"discovery {record['discovery']}; kvnet peers{flag} lists them"),
             ("data dir", data_dir),
             ("publisher", record["publisher"]),
             ("policy", record["policy"]),

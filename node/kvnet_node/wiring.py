@@ -20,7 +20,7 @@ import kvnet
 from kvnet.engine.client import open_engine
 from kvnet.errors import KvnetError, RamOnlyError, StoreAwayError
 from kvnet.exchange.admission import AdmissionPolicy
-from kvnet.exchange.completion import Completer, ask_peers
+from kvnet.exchange.completion import Completer, Finished, ask_peers
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.flights import Flights, Shared
 from kvnet.exchange.keeping import Keeper, KeeperHooks
@@ -41,11 +41,13 @@ from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NameBook
+from kvnet_node.announce_store import AnnounceStore
 from kvnet_node.api.aliases import parse_alias
 from kvnet_node.api.front import Front, FrontOptions
 from kvnet_node.api.requests_log import RequestLog
 from kvnet_node.engines import EngineShelf
 from kvnet_node.identity import NodeIdentity
+from kvnet_node.neighbours import Surroundings
 from kvnet_node.paths import write_private
 from kvnet_node.prompts.normalise import Rules
 from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
@@ -90,6 +92,7 @@ class Services:
         publisher: turns token prefixes into artifacts.
         fetches: fetches by name under way, so that commands for the same artifact share one.
         node: this node among its peers; None when this run needs no network.
+        surroundings: neighbours and members met before; only in a running node.
         request_log: the last requests of HTTP clients, in RAM.
         keeper: stores what is worth keeping of conversations; only in a running node.
         front: runs the requests of HTTP clients; only in a running node.
@@ -114,6 +117,7 @@ class Services:
         self.publisher = Publisher(store, self.lane, identity)
         self.fetches: Flights[Shared[Fetched]] = Flights(Shared[Fetched])
         self.node: ExchangeNode | None = None
+        self.surroundings: Surroundings | None = None
         self.request_log = RequestLog()
         self.keeper: Keeper | None = None
         self.front: Front | None = None
@@ -188,6 +192,8 @@ class Services:
         await self.lane.run(self.store.index_prefixes, self.identity.keys_of)
         if self.node is not None:
             await self.node.reload()
+        if self.surroundings is not None:
+            self.surroundings.namespaces_changed()
 
     def verified_models(self) -> list[str]:
         """Models that passed the self test on this machine."""
@@ -253,6 +259,7 @@ class Services:
             **(self.front.counters if self.front is not None else {}),
             **(self.keeper.counters() if self.keeper is not None else {}),
             "announced": announcing.announced,
+            "announcements_alone": announcing.alone,
             "announcements_failed": announcing.failed,
             "announcements_overdue": announcing.overdue,
         }
@@ -291,12 +298,15 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 random=secrets.token_bytes,
                 options=options,
                 bulk=_bulk_endpoint(settings, serving=serving),
+                announced=None if settings.config.ram_only else AnnounceStore(settings.paths.announced_file),
             )
             if not settings.config.ram_only:
                 services.node.finder.wrote = services.writes.fetched
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
+                services.surroundings = Surroundings(settings, services.node)
+                await nursery.start(services.surroundings.run)
                 services.keeper, services.front = _front(services, services.node)
                 await nursery.start(services.keeper.run)
                 nursery.start_soon(services.scrub_now_and_then)
@@ -343,6 +353,11 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         model = next((i.name for i in loaded if i.fingerprint == record.manifest.fingerprint), "")
         services.savings.kept(record.hash, model=model, tokens=record.manifest.n_tokens)
 
+    def used(finished: Finished) -> None:
+        services.savings.note(finished)
+        for source in finished.reuse.sources:
+            node.used(source.artifact)
+
     hooks = KeeperHooks(published, node.removed, lambda: frozenset(services.names.by_artifact()))
     # A lane of its own: hashing and syncing what is kept holds up no request's lookup.
     lane = ThreadLane()
@@ -366,7 +381,7 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         keeper=keeper,
         exact_only=config.numerics == "exact",
         lossy=Lossy(config.lossy),
-        used=services.savings.note,
+        used=used,
     )
     options = FrontOptions(
         max_tokens=config.api_max_tokens,

@@ -43,7 +43,7 @@ class Ran:
 
 
 class Kvnet:
-    """The command on one data directory."""
+    """The command on one data directory; ``prefix`` is what runs it, such as ``ip netns exec``."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -56,12 +56,13 @@ class Kvnet:
             "XDG_CACHE_HOME": str(home / "cache"),
             "HF_HOME": str(home / "hf"),
         }
+        self.prefix: tuple[str, ...] = ()
         self._nodes: list[subprocess.Popen[str]] = []
 
     def __call__(self, *arguments: str, **environment: str) -> Ran:
         """Run a command on this data directory."""
         completed = subprocess.run(
-            [self.command, "--data-dir", self.data_dir, *arguments],
+            [*self.prefix, self.command, "--data-dir", self.data_dir, *arguments],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -78,7 +79,7 @@ class Kvnet:
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         """A command that goes on while the test does; ended with the test."""
         process = subprocess.Popen(
-            [self.command, "--data-dir", self.data_dir, *arguments],
+            [*self.prefix, self.command, "--data-dir", self.data_dir, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -93,7 +94,8 @@ class Kvnet:
     def start(self, *arguments: str) -> tuple[dict[str, Any], subprocess.Popen[str]]:
         """A running node on a free loopback port, once it says where it listens."""
         endpoint = () if "--api" in arguments else ("--api", "127.0.0.1:0")
-        process = self.popen("--json", "node", "start", "--listen", "127.0.0.1:0", *endpoint, *arguments)
+        listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")
+        process = self.popen("--json", "node", "start", *listen, *endpoint, *arguments)
         assert process.stdout is not None
         assert process.stderr is not None
         ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)

@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet_node.invocation import Context
+from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import (
     LiveEntry,
     PeersRequest,
@@ -129,7 +130,7 @@ def render_status(result: StatusResult) -> str:
 
 
 def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
-    """List connected peers.
+    """List connected peers, and nodes on the local network.
 
     Args:
         connect: addresses to connect to first, /ip4/…/p2p/….
@@ -140,9 +141,33 @@ def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
             (entry.peer, "yes" if entry.member else "no", entry.chunks or "none yet", " ".join(entry.addresses))
             for entry in result.peers
         ]
-        return columns(rows, ("PEER", "SHARES A NAMESPACE", "CHUNKS OVER", "ADDRESSES")) if rows else ""
+        table = columns(rows, ("PEER", "SHARES A NAMESPACE", "CHUNKS OVER", "ADDRESSES")) if rows else ""
+        return "\n\n".join(part for part in (table, _render_neighbours(result)) if part)
 
     result = context.run("peers", PeersRequest(list(connect)), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)
     if not result.peers:
         context.output.message("no peers connected: kvnet node start --bootstrap ADDRESS")
+    if result.discovery and not result.neighbours:
+        context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")
+
+
+_STATES = {
+    "member": "shares a namespace",
+    "stranger": "shares no namespace",
+    "found": "not tried yet",
+    "unreachable": "does not answer",
+    "other version": "speaks another version",
+}
+
+
+def _render_neighbours(result: PeersResult) -> str:
+    """Nodes on the local network, and what makes one a member."""
+    rows = [
+        (entry.peer, _STATES.get(entry.state, entry.state), " ".join(entry.addresses)) for entry in result.neighbours
+    ]
+    if not rows:
+        return ""
+    table = columns(rows, ("NEIGHBOUR", "STATE", "ADDRESSES"))
+    strange = any(entry.state == "stranger" for entry in result.neighbours)
+    return f"{table}\n\nto share with a neighbour: {JOIN_STEPS}" if strange else table

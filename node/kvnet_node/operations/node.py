@@ -7,10 +7,12 @@ import trio
 import kvnet
 from kvnet.engine.interface import Engine
 from kvnet.errors import EngineError, StoreAwayError, UsageError
+from kvnet.protocol.ids import peer_text
 from kvnet.store.interface import StoreUsage
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
     LiveEntry,
+    NeighbourEntry,
     PeersRequest,
     PeersResult,
     StatusRequest,
@@ -107,4 +109,12 @@ async def peers(context: OperationContext, request: PeersRequest) -> PeersResult
     wanted = request.connect if context.serving else [*request.connect, *services.config.bootstrap]
     for address in wanted:
         await services.connect(address)
-    return PeersResult(services.peer_entries(), services.addresses())
+    around = services.surroundings
+    neighbours = around.neighbours() if around is not None else []
+    return PeersResult(
+        services.peer_entries(),
+        services.addresses(),
+        [NeighbourEntry(peer_text(n.peer), list(n.addresses), n.state, n.reason) for n in neighbours],
+        discovery=around.discovery if around is not None else "",
+        remembered=around.remembered() if around is not None else 0,
+    )

@@ -111,11 +111,35 @@ class PeerEntry(msgspec.Struct, frozen=True):
     chunks: str = ""
 
 
+class NeighbourEntry(msgspec.Struct, frozen=True):
+    """A node on the local network.
+
+    Attributes:
+        state: ``member``, ``stranger`` (it shares no namespace), ``connected``, ``found``, ``unreachable`` or
+            ``other version``.
+        reason: why it is unreachable.
+    """
+
+    peer: str
+    addresses: list[str]
+    state: str
+    reason: str = ""
+
+
 class PeersResult(Result, frozen=True, tag="peers"):
-    """Connected peers."""
+    """Connected peers.
+
+    Attributes:
+        neighbours: nodes on the local network, connected or not.
+        discovery: where neighbours are looked for, or why not; "" when no node runs.
+        remembered: members met before, which are reached again without an address.
+    """
 
     peers: list[PeerEntry]
     own_addresses: list[str] = []
+    neighbours: list[NeighbourEntry] = []
+    discovery: str = ""
+    remembered: int = 0
 
 
 class SelftestRequest(Request, frozen=True):

@@ -1,0 +1,148 @@
+"""mDNS in a thread of its own: says one announcement, and hands on what others say.
+
+zeroconf runs on asyncio. Its loop lives in this thread; nothing of it is touched from elsewhere but through
+`call_soon_threadsafe`, and nothing it does waits for anybody.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from zeroconf import IPVersion, ServiceStateChange, Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from kvnet.network.lan.records import MAX_NAME_CHARACTERS, SERVICE_TYPE, Announcement, Heard
+
+_log = logging.getLogger(__name__)
+
+MAX_INSTANCES = 256
+"""Service instances that are looked at; further ones are passed over until some have gone."""
+MAX_RESOLVING = 8
+"""Instances asked about at a time."""
+MAX_CACHED_RECORDS = 20_000
+"""zeroconf keeps whatever it hears until it expires; beyond this it is begun anew."""
+RESOLVE_TIMEOUT_MS = 3000
+STOP_TIMEOUT_S = 3.0
+CACHE_LOOK_S = 5.0
+
+OnHeard = Callable[[Heard], None]
+OnGone = Callable[[str], None]
+
+
+class Responder:
+    """One run of mDNS on fixed interfaces.
+
+    Args:
+        announcement: what to say; None only listens.
+        addresses: IPv4 texts of the interfaces to be on.
+        on_heard: called in this thread with what an instance says of itself; must not block.
+        on_gone: called in this thread with the name of one that said it goes, or fell silent; must not block.
+    """
+
+    def __init__(
+        self, announcement: Announcement | None, addresses: Sequence[str], on_heard: OnHeard, on_gone: OnGone
+    ) -> None:
+        self._announcement = announcement
+        self._addresses = list(addresses)
+        self._on_heard = on_heard
+        self._on_gone = on_gone
+        self._thread = threading.Thread(target=self._run, name="kvnet mDNS", daemon=True)
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._known: set[str] = set()
+        self._resolving: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(MAX_RESOLVING)
+        self.failure = ""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs; why not is in `failure`."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Say goodbye and end. Blocks for `STOP_TIMEOUT_S` at the most."""
+        self._ready.wait(STOP_TIMEOUT_S)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001 — whatever a foreign library raises, only discovery ends
+            self.failure = f"{type(error).__name__}: {error}"
+            _log.debug("mDNS ended", exc_info=True)
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
+        zeroconf = AsyncZeroconf(interfaces=self._addresses, ip_version=IPVersion.V4Only)
+        try:
+            if self._announcement is not None:
+                # Names are random: nobody else has them, so nobody needs to be asked whether they are free.
+                await zeroconf.async_register_service(_service(self._announcement), cooperating_responders=True)
+            browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
+            await self._until_stopped(zeroconf.zeroconf)
+            await browser.async_cancel()
+        finally:
+            for task in self._resolving:
+                task.cancel()
+            await asyncio.gather(*self._resolving, return_exceptions=True)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(zeroconf.async_close(), STOP_TIMEOUT_S / 2)
+
+    async def _until_stopped(self, zeroconf: Zeroconf) -> None:
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), CACHE_LOOK_S)
+            n_records = sum(len(records) for records in zeroconf.cache.cache.values())
+            if n_records > MAX_CACHED_RECORDS:
+                raise OSError(f"expected at most {MAX_CACHED_RECORDS} records on the network, found {n_records}")
+
+    def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        """Called by zeroconf, by keyword, whenever an instance came, changed or went."""
+        if len(name) > MAX_NAME_CHARACTERS:
+            return
+        if state_change is ServiceStateChange.Removed:
+            self._known.discard(name)
+            self._on_gone(name)
+            return
+        if self._announcement is not None and name == self._announcement.instance:
+            return
+        if len(self._known) >= MAX_INSTANCES and name not in self._known:
+            return
+        self._known.add(name)
+        if len(self._resolving) < MAX_INSTANCES:
+            task = asyncio.get_running_loop().create_task(self._resolve(zeroconf, service_type, name))
+            self._resolving.add(task)
+            task.add_done_callback(self._resolving.discard)
+
+    async def _resolve(self, zeroconf: Zeroconf, service_type: str, name: str) -> None:
+        async with self._places:
+            info = AsyncServiceInfo(service_type, name)
+            found = await info.async_request(zeroconf, RESOLVE_TIMEOUT_MS)
+        if found:
+            addresses = info.parsed_addresses(IPVersion.V4Only)
+            self._on_heard(Heard(name, info.port, info.properties, addresses))
+
+
+def _service(announcement: Announcement) -> AsyncServiceInfo:
+    return AsyncServiceInfo(
+        SERVICE_TYPE,
+        announcement.instance,
+        port=announcement.port,
+        properties=dict(announcement.properties),
+        server=announcement.host,
+        addresses=[socket.inet_aton(address) for address in announcement.addresses],
+    )
