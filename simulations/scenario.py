@@ -4,7 +4,6 @@ A scenario says who is there (`machines`), what joins them (`network`), which mo
 (`workload`), and what goes wrong (`churn`, `faults`).
 """
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvnet.errors import ConfigError
+from simulations.strictness import Keys, explain
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 """Those that come with the simulator; `name` alone finds `SCENARIOS/name.toml`."""
@@ -34,6 +34,26 @@ class _Table(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of a scenario file: every key is known, and none changes afterwards."""
 
 
+class Measured(_Table, frozen=True, kw_only=True):
+    """What `kvnet bench calibrate` measured on such a machine, instead of the tables.
+
+    Attributes:
+        prefill: pairs of a position in tokens and the prefill speed there in tokens a second.
+        restore_bytes_s: raw K/V bytes restored a second.
+        restore_fixed_s: seconds of any restore.
+        decode_bytes_s: raw bytes decoded a second, by codec.
+        kv_bytes_per_token: raw bytes of the model.
+        answer_tokens_s: tokens answered a second.
+    """
+
+    prefill: Annotated[tuple[tuple[SomeTokens, Positive], ...], Meta(min_length=1, max_length=1000)]
+    restore_bytes_s: Annotated[float, Meta(gt=0, le=1e13)]
+    restore_fixed_s: Rate = 0.0
+    decode_bytes_s: dict[Name, Annotated[float, Meta(gt=0, le=1e13)]] = {}
+    kv_bytes_per_token: Count
+    answer_tokens_s: Positive = 20.0
+
+
 class Machines(_Table, frozen=True, kw_only=True):
     """Some machines that are alike.
 
@@ -46,6 +66,7 @@ class Machines(_Table, frozen=True, kw_only=True):
         ssd_write_gb_a_day: what the node may write of its own accord in a day, in GB; 0 for no limit.
         site: machines of one site reach each other over their links, others through the sites' uplinks as well.
         laptop: whether it sleeps as `churn` says.
+        measured: on the machine itself, instead of what the tables say of the chip and the model.
     """
 
     count: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
@@ -56,6 +77,7 @@ class Machines(_Table, frozen=True, kw_only=True):
     ssd_write_gb_a_day: Rate = 50.0
     site: Name = "home"
     laptop: bool = False
+    measured: Measured | None = None
 
 
 class Network(_Table, frozen=True, kw_only=True):
@@ -360,69 +382,29 @@ def parse(content: dict[str, Any], *, where: str = "scenario") -> Scenario:
     try:
         scenario = msgspec.convert(content, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), content)}") from error
+        raise ConfigError(f"{where}: {explain(str(error), content, _keys(content))}") from error
     if scenario.n_nodes > MAX_NODES:
         raise ConfigError(f"{where}: machines: expected at most {MAX_NODES:,} in all, found {scenario.n_nodes:,}")
     return scenario
 
 
-# --- errors that name the key ---
+def _keys(content: dict[str, Any]) -> Keys:
+    """The keys known in each table of a scenario of this kind of workload."""
+    workload = content.get("workload")
+    kind = _WORKLOADS.get(str(workload.get("kind")) if isinstance(workload, dict) else "", Office)
+    tables: dict[str, type[Struct]] = {
+        "": Scenario,
+        "machines": Machines,
+        "measured": Measured,
+        "network": Network,
+        "churn": Churn,
+        "faults": Faults,
+        "conversation": Conversation,
+    }
+    known = {name: table.__struct_fields__ for name, table in tables.items()}
+    return Keys({**known, "workload": ("kind", *kind.__struct_fields__)}, {"kind": tuple(_WORKLOADS)})
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<key>.*)`", re.DOTALL)
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-_WORDS = {
-    "`str`": "a text", "`int`": "a whole number", "`float`": "a number", "`bool`": "true or false",
-    "`array`": "a list", "`object`": "a table",
-}  # fmt: skip
-_TABLES: dict[str, type[Struct]] = {
-    "machines": Machines,
-    "network": Network,
-    "churn": Churn,
-    "faults": Faults,
-    "conversation": Conversation,
-}
+
 _WORKLOADS: dict[str, type[Struct]] = {
     str(kind.__struct_config__.tag): kind for kind in (Office, Agents, Classroom, Person, Codebase, Trace)
 }
-_MAX_SHOWN = 60
-
-
-def _explain(message: str, content: dict[str, Any]) -> str:
-    """Msgspec's message as: key path, what was expected, what was found."""
-    matched = _AT.fullmatch(message)
-    what, path = (matched["what"], matched["path"] or "") if matched else (message, "")
-    path = path.lstrip(".")
-    if unknown := _UNKNOWN.fullmatch(what):
-        known = ", ".join(_keys(path, content))
-        return f"{_join(path, unknown['key'])}: expected one of {known}, found a key that is not known"
-    if missing := _MISSING.fullmatch(what):
-        return f"{_join(path, missing['key'])}: expected a value, found none"
-    found = repr(_value(path, content))[:_MAX_SHOWN]
-    if what.startswith("Invalid value"):
-        return f"{path}: expected one of {', '.join(_WORKLOADS)}, found {found}"
-    expected = re.sub(r", got .*", "", what).removeprefix("Expected ")
-    for theirs, ours in _WORDS.items():
-        expected = expected.replace(theirs, ours)
-    return f"{path}: expected {expected}, found {found}"
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-def _value(path: str, content: Any) -> Any:
-    for key, place in _STEP.findall(path):
-        content = content[key] if key else content[int(place)]
-    return content
-
-
-def _keys(path: str, content: dict[str, Any]) -> list[str]:
-    """The keys that are known in the table at a path."""
-    last = [key for key, _ in _STEP.findall(path) if key][-1:]
-    if not last:
-        return list(Scenario.__struct_fields__)
-    if last == ["workload"]:
-        return ["kind", *_WORKLOADS[_value(path, content)["kind"]].__struct_fields__]
-    return list(_TABLES[last[0]].__struct_fields__)
