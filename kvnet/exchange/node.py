@@ -1,6 +1,7 @@
 """A node on the network: sessions with peers, serving, announcing, and the use cases that need peers."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import ByteStream, Network, PeerInfo, ProviderHint, StreamKind
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
+from kvnet.protocol.clock import clock_of, clock_word
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, PROOF_ENTRIES, Role
@@ -143,6 +145,8 @@ class ExchangeNode:
         self._by_id: dict[tuple[PeerId, bytes], PeerSession] = {}
         self._opening: dict[PeerId, trio.Event] = {}
         self._failed_until: dict[PeerId, float] = {}
+        self._session_errors: dict[PeerId, KvnetError] = {}
+        self._skews: dict[PeerId, int | None] = {}
         self._session_opened = trio.Event()
         self._told: dict[ArtifactHash, list[bytes]] = {}
         self._answerers: dict[type[Request], Answerer] = {}
@@ -315,6 +319,14 @@ class ExchangeNode:
         """The open session with a peer, whether or not it has proved anything."""
         return self._sessions.get(peer)
 
+    def session_error(self, peer: PeerId) -> KvnetError | None:
+        """Why the last session this node tried with a peer did not open; None when none failed lately."""
+        return self._session_errors.get(peer)
+
+    def clock_skew_s(self, peer: PeerId) -> int | None:
+        """By how many seconds a peer's clock is ahead of ours; None when it has not said."""
+        return self._skews.get(peer)
+
     def announcing(self) -> AnnounceStatus:
         """How announcing goes."""
         return self._announcer.status()
@@ -350,8 +362,9 @@ class ExchangeNode:
         try:
             stream = await self._network.open_stream(peer, StreamKind.CONTROL)
             await self._hold_session(stream, Role.INITIATOR, done)
-        except KvnetError:
+        except KvnetError as error:
             self._failed_until[peer] = trio.current_time() + SESSION_RETRY_S
+            self._session_errors[peer] = error
         finally:
             done.set()
             if self._opening.get(peer) is done:
@@ -393,14 +406,17 @@ class ExchangeNode:
     def _answered(self, peer: PeerId, seconds: float) -> None:
         self.fetcher.scores.answered(peer, seconds, trio.current_time())
 
-    def _capabilities(self) -> tuple[Capability, ...]:
+    def _capabilities(self) -> tuple[str, ...]:
         serve = (Capability.SERVE, Capability.HAVE) if self._options.serving else ()
         bulk = () if self._bulk is None else (Capability.BULK,)
-        return (*serve, *bulk, *self._offered)
+        return (*serve, *bulk, *self._offered, clock_word(time.time()))
 
     async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:
         """Have an open session among those to use, until it ends."""
         peer = session.peer
+        self._session_errors.pop(peer, None)
+        clock_s = clock_of(session.opened.capabilities)
+        self._skews[peer] = None if clock_s is None else clock_s - int(time.time())
         # Two peers that dial each other have two sessions for a while; a chunk request may name either.
         key = (peer, session.opened.session_id)
         self._sessions[peer] = self._by_id[key] = session
@@ -413,6 +429,7 @@ class ExchangeNode:
         del self._by_id[key]
         if self._sessions.get(peer) is session:
             del self._sessions[peer]
+            self._skews.pop(peer, None)
             self._server.session_ended()
 
     async def _keep_sessions(self) -> None:
@@ -420,6 +437,7 @@ class ExchangeNode:
         while True:
             now_s = trio.current_time()
             self._failed_until = {peer: until_s for peer, until_s in self._failed_until.items() if until_s > now_s}
+            self._session_errors = {p: error for p, error in self._session_errors.items() if p in self._failed_until}
             for info in self._network.connected():
                 retry_s = self._failed_until.get(info.peer, float("-inf"))
                 waiting = info.peer in self._sessions or info.peer in self._opening
