@@ -73,6 +73,8 @@ from kvnet.engine.wire import (
     ReadyEvent,
     Record,
     RenderCall,
+    SampleCall,
+    SampleEvent,
     StartedEvent,
     TextEvent,
     TextOfCall,
@@ -506,6 +508,10 @@ class EngineClient(Engine):
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""
         _expected(await self._answer(DropLiveCall(next(self._ids))), LiveEvent)
+
+    async def sample(self) -> bytes:
+        """See ``Engine.sample``."""
+        return _expected(await self._answer(SampleCall(next(self._ids))), SampleEvent).sample
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """See ``Engine.generate``."""

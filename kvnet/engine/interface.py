@@ -493,6 +493,19 @@ class Engine(Protocol):
         """Logits after the last token. Raises as ``export``."""
         ...
 
+    async def sample(self) -> bytes:
+        """This model's sample, as ``kvnet.format.sample`` writes it: computed here and now, behind everything else.
+
+        It gives way to every request after each of its steps, and pushes no live cache out of memory.
+
+        Raises:
+            CompatibilityError: this model's K/V cannot be shared, or a sample of it would be too large.
+            BusyError: there is no room for it at the moment.
+            EngineError: the model computed K/V that is not finite.
+            EngineCrashedError: the engine process ended.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Ends the engine; running requests fail with ``EngineCrashedError``."""
         ...

@@ -59,6 +59,7 @@ from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.manifest import decode_manifest
 from kvnet.format.prefix import common_prefix
+from kvnet.format.sample import SAMPLE_VERSION, Sample, parts_of, sample_tokens
 from kvnet.format.tensor import DType, LayerKind
 
 N_LAYERS, HEADS, DIM = 2, 2, 8
@@ -69,6 +70,9 @@ PREFILL_STEP = 512
 
 BOS, EOS, TURN, FIRST_BYTE = 0, 1, 2, 3
 """Token ids: start of text, end of a message, start of a message, and the byte 0 of UTF-8."""
+
+VOCABULARY = FIRST_BYTE + 256
+"""Token ids there are."""
 
 Rows = NDArray[np.float32]
 """(tokens, layers, K or V, heads, dim)."""
@@ -128,6 +132,8 @@ class ToyEngine(Engine):
     ) -> None:
         fingerprint = toy_fingerprint(model_path.name)
         self._costs = costs
+        self.error = 0.0
+        """What K/V in its sample is off by, as a share: another machine's arithmetic."""
         self._closed = False
         self._live: dict[tuple[int, ...], Rows] = {}
         self._origins: dict[tuple[int, ...], tuple[Origin, ...]] = {}
@@ -343,6 +349,24 @@ class ToyEngine(Engine):
         """See ``Engine.drop_live``."""
         await trio.lowlevel.checkpoint()
         self._live.clear()
+
+    async def sample(self) -> bytes:
+        """See ``Engine.sample``."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        tokens = sample_tokens(VOCABULARY)
+        for done in _steps(0, len(tokens)):
+            await self._prefill_cost(done, len(tokens))
+        rows = _extend(np.zeros((0, N_LAYERS, 2, HEADS, DIM), np.float32), tokens) * np.float32(1.0 + self.error)
+        parts = [rows[part.position, part.layer, int(part.values)] for part in parts_of(self._layers)]
+        fingerprint = toy_fingerprint(self._info.name)
+        return Sample(
+            version=SAMPLE_VERSION,
+            fingerprint=fingerprint.hash,
+            producer=self._info.producer,
+            vocabulary=VOCABULARY,
+            rows=b"".join(np.ascontiguousarray(part, dtype="<f4").tobytes() for part in parts),
+        ).encode()
 
     async def aclose(self) -> None:
         """See ``Engine.aclose``."""

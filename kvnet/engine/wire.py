@@ -152,6 +152,10 @@ class LimitMemoryCall(Record, frozen=True):
     limit_bytes: int
 
 
+class SampleCall(Record, frozen=True):
+    """Ask for the model's sample; see ``Engine.sample``."""
+
+
 class CancelCall(Record, frozen=True):
     """Stop a request; its answer no longer matters."""
 
@@ -290,6 +294,12 @@ class LimitedEvent(Record, frozen=True):
     held_bytes: int
 
 
+class SampleEvent(Record, frozen=True):
+    """Answer to a sample call."""
+
+    sample: bytes
+
+
 class LiveEvent(Record, frozen=True):
     """Answer to a live or drop-live call: ``LiveCaches`` as they are then."""
 
@@ -310,6 +320,7 @@ CALLS: tuple[type[Record], ...] = (
     LiveCall,
     DropLiveCall,
     LimitMemoryCall,
+    SampleCall,
     CancelCall,
 )
 EVENTS: tuple[type[Record], ...] = (
@@ -329,6 +340,7 @@ EVENTS: tuple[type[Record], ...] = (
     TextEvent,
     LiveEvent,
     LimitedEvent,
+    SampleEvent,
 )
 FINAL_EVENTS = (
     FailedEvent,
@@ -341,6 +353,7 @@ FINAL_EVENTS = (
     TextEvent,
     LiveEvent,
     LimitedEvent,
+    SampleEvent,
 )
 """Events after which a request is over."""
 _TYPES: tuple[type[Record], ...] = (*CALLS, *EVENTS)

@@ -233,24 +233,12 @@ def compare(
     different = _different_fields(ours, theirs)
     if different:
         return Comparison(Verdict.INCOMPATIBLE, different)
-    tolerated = [
-        f"{words}: {_shown(getattr(our_producer, field))} here, {_shown(getattr(their_producer, field))} there"
-        for field, words in _PRODUCER_WORDS.items()
-        if getattr(our_producer, field) != getattr(their_producer, field)
-    ]
+    tolerated = list(producer_differences(our_producer, their_producer))
     if not codec.lossless:
         tolerated.append(f"stored with the lossy codec {codec.value}")
     return Comparison(Verdict.TOLERANT if tolerated else Verdict.EXACT, tuple(tolerated))
 
 
-_FINGERPRINT_WORDS: Final = {
-    "weights": "the weights differ",
-    "config": "the model configuration differs",
-    "adapters": "the adapters or their scales differ",
-    "architecture": "the architecture differs",
-    "layers": "the layers' shapes, dtypes or cache kinds differ",
-    "kv": "the quantisation of K/V differs",
-}
 _PRODUCER_WORDS: Final = {
     "runtime": "runtime",
     "versions": "versions",
@@ -260,8 +248,70 @@ _PRODUCER_WORDS: Final = {
 }
 
 
+def producer_differences(ours: Producer, theirs: Producer) -> tuple[str, ...]:
+    """In what two producer records differ, in words; of versions only those that do."""
+    found: list[str] = []
+    for field, words in _PRODUCER_WORDS.items():
+        here, there = getattr(ours, field), getattr(theirs, field)
+        if here == there:
+            continue
+        named = _version_differences(here, there) if field == "versions" else []
+        found += named or [f"{words}: {_shown(here)} here, {_shown(there)} there"]
+    return tuple(found)
+
+
+def _version_differences(ours: str, theirs: str) -> list[str]:
+    """The differing items of two lists such as ``mlx 0.32.4, mlx-lm 0.32.2``; nothing when they are no such lists."""
+    lists = [dict(item.partition(" ")[::2] for item in text.split(", ")) for text in (ours, theirs)]
+    if not all(version for versions in lists for version in versions.values()):
+        return []
+    here, there = lists
+    names = [name for name in dict.fromkeys((*here, *there)) if here.get(name) != there.get(name)]
+    return [f"{name} {here.get(name, 'none')} here, {there.get(name, 'none')} there" for name in names]
+
+
 def _different_fields(ours: Fingerprint, theirs: Fingerprint) -> tuple[str, ...]:
-    return tuple(words for field, words in _FINGERPRINT_WORDS.items() if getattr(ours, field) != getattr(theirs, field))
+    """In what two fingerprints differ, in words, the ones that explain most first."""
+    words = {
+        "architecture": f"architecture {ours.architecture} here, {theirs.architecture} there",
+        "layers": _layer_words(ours.layers, theirs.layers),
+        "kv": f"K/V {_kv_words(ours.kv)} here, {_kv_words(theirs.kv)} there",
+        "adapters": f"{_adapter_words(ours.adapters)} here, {_adapter_words(theirs.adapters)} there",
+        "weights": "other weights",
+        "config": "another configuration of the model",
+    }
+    return tuple(text for field, text in words.items() if getattr(ours, field) != getattr(theirs, field))
+
+
+def _layer_words(ours: LayerLayout, theirs: LayerLayout) -> str:
+    if len(ours.order) != len(theirs.order):
+        return f"{len(ours.order)} layers here, {len(theirs.order)} there"
+    if same_shape(ours, theirs):
+        return f"K/V in {_dtype_words(ours)} here, {_dtype_words(theirs)} there"
+    return "other shapes of K/V or kinds of caches"
+
+
+def same_shape(ours: LayerLayout, theirs: LayerLayout) -> bool:
+    """Whether two layouts differ in nothing but the dtype of K/V."""
+    pairs = zip(map(ours.kind_of, range(len(ours.order))), map(theirs.kind_of, range(len(theirs.order))), strict=False)
+    return len(ours.order) == len(theirs.order) and all(
+        msgspec.structs.replace(one, dtype=other.dtype) == other for one, other in pairs
+    )
+
+
+def _dtype_words(layers: LayerLayout) -> str:
+    return " and ".join(dict.fromkeys(kind.dtype.value for kind in layers.kinds))
+
+
+def _kv_words(kv: KvFormat) -> str:
+    return f"quantised to {kv.bits} bits in groups of {kv.group}" if kv.bits else "not quantised"
+
+
+def _adapter_words(adapters: tuple[Adapter, ...]) -> str:
+    if not adapters:
+        return "no adapter"
+    digests = ", ".join(f"{each.digest.hex()[:8]} at {struct.unpack('>d', each.scale)[0]:g}" for each in adapters)
+    return f"adapter {digests}"
 
 
 def _shown(value: object) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from kvnet.errors import MalformedError, ProtocolViolationError
 from kvnet.format import cbor, limits
+from kvnet.format.sample import MAX_SAMPLE_BYTES
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.trust.statements import MAX_STATEMENT_BYTES
 
@@ -46,8 +47,10 @@ MAX_RECORDS = 4
 """Provider records of others in a lookup reply."""
 MAX_MODELS = 32
 """Models a node tells of."""
-MAX_SAMPLE_BYTES = 192 * 1024
-"""K/V of a few positions of three layers."""
+MAX_WEIGHT_BITS = 64
+"""Of one weight of a model."""
+MAX_GROUP = 65536
+"""Weights that share a scale."""
 
 
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -362,12 +365,18 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         fingerprint: the encoded fingerprint document.
         producer: the encoded producer record of that node.
         sample: hash of its sample; empty when it has none yet.
+        bits: of a weight, 0 when they are not quantised.
+        group: weights that share a scale; 0 when they are not quantised.
+        dtype: what is not quantised is in; empty when its owner does not know.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=256)]
     fingerprint: Annotated[bytes, msgspec.Meta(min_length=1, max_length=limits.MAX_FINGERPRINT_BYTES)]
     producer: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
     sample: Annotated[bytes, msgspec.Meta(max_length=32)]
+    bits: Annotated[int, msgspec.Meta(ge=0, le=MAX_WEIGHT_BITS)] = 0
+    group: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROUP)] = 0
+    dtype: Annotated[str, msgspec.Meta(max_length=16)] = ""
 
 
 class Models(_Message, frozen=True, tag="models"):

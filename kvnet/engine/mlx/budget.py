@@ -156,6 +156,14 @@ class Budget:
             self._running.append(total_tokens)
             return True
 
+    def acquire_spare(self, total_tokens: int) -> bool:
+        """Takes memory that nothing else holds or waits for, live caches included; whether there was as much."""
+        with self._changed:
+            if self._running or self._needed([total_tokens]) + self._live_bytes() > self._limit:
+                return False
+            self._running.append(total_tokens)
+            return True
+
     def release(self, total_tokens: int) -> None:
         """Gives back what ``acquire`` took."""
         with self._changed:

@@ -15,6 +15,7 @@ from kvnet.errors import EngineError, StoreError, StoreFullError
 from kvnet.format.chunks import ChunkPlan, ChunkSpec, layer_groups
 from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.hashes import blake3_hash
+from kvnet.format.sample import parts_of
 
 
 class TileWriter:
@@ -94,6 +95,23 @@ class TileWriter:
         if not all_finite(kind, tile):
             raise EngineError("the model computed K/V that is not finite; nothing is exported")
         return tile.tobytes()
+
+
+def sampled_rows(layers: LayerLayout, caches: Sequence[Any]) -> bytes:
+    """The K/V of a sample, from evaluated caches that hold its tokens.
+
+    Raises:
+        EngineError: the model computed values that are not finite.
+    """
+    rows: list[bytes] = []
+    for part in parts_of(layers):
+        kind = layers.kind_of(part.layer)
+        found = rows_of(caches[part.layer], part.position, 1)[int(part.values)]
+        values = np.ascontiguousarray(found, dtype=numpy_dtype(kind))
+        if not all_finite(kind, values):
+            raise EngineError("the model computed K/V that is not finite; it has no sample")
+        rows.append(values.tobytes())
+    return b"".join(rows)
 
 
 class _translated:  # noqa: N801 - a context manager used as a phrase

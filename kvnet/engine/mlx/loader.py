@@ -26,6 +26,7 @@ from kvnet.engine.mlx.fingerprinting import (
 from kvnet.engine.mlx.state_cost import StateCost, state_cost
 from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError
 from kvnet.format.fingerprint import Fingerprint, Producer, config_digest
+from kvnet.format.sample import vocabulary_of
 
 WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 """Names under which configurations give the longest context, most usual first."""
@@ -37,12 +38,14 @@ class LoadedModel:
 
     Attributes:
         cost: of a sequence's state, which also models have whose state cannot be shared.
+        vocabulary: token ids there are, as the configuration says.
     """
 
     model: Any
     tokenizer: Any
     info: ModelInfo
     cost: StateCost
+    vocabulary: int
 
     def new_caches(self) -> list[Any]:
         """Fresh, empty caches for one sequence."""
@@ -88,6 +91,7 @@ def load_folder(
             refusal=refusal,
         ),
         state_cost(caches, runtime.prefill_step()),
+        vocabulary_of(config),
     )
 
 

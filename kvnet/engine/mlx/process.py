@@ -46,6 +46,7 @@ from kvnet.engine.wire import (
     PreparedEvent,
     Record,
     RenderCall,
+    SampleCall,
     TextEvent,
     TextOfCall,
     TokenizeCall,
@@ -209,7 +210,7 @@ class EngineProcess:
             self._lane.submit(
                 request,
                 lambda: self._compute(request, record),
-                background=export is not None and export.background,
+                background=isinstance(record, SampleCall) or (export is not None and export.background),
                 tokens=tokens_from_bytes(export.tokens) if export is not None else None,
             )
 
@@ -272,6 +273,8 @@ class EngineProcess:
             )
         elif isinstance(call, ExportCall):
             return self._runner.export(request, _export_request(call))
+        elif isinstance(call, SampleCall):
+            return self._runner.sample(request)
         elif isinstance(call, LogitsCall):
             self._runner.logits(
                 request,

@@ -19,14 +19,15 @@ from kvnet.engine.interface import (
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.caches import evaluate
 from kvnet.engine.mlx.decoding import DecodeThread, Generation
-from kvnet.engine.mlx.exporting import TileWriter
+from kvnet.engine.mlx.exporting import TileWriter, sampled_rows
 from kvnet.engine.mlx.live import Shelf, cuttable
 from kvnet.engine.mlx.loader import LoadedModel
 from kvnet.engine.mlx.prefill import last_logits, prefill, step_ends
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.states import State, States, Wish
-from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, WireOrigin, wire_chunks
-from kvnet.errors import CompatibilityError, EngineError
+from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, SampleEvent, WireOrigin, wire_chunks
+from kvnet.errors import BusyError, CompatibilityError, EngineError
+from kvnet.format.sample import SAMPLE_STEP, SAMPLE_TOKENS, SAMPLE_VERSION, Sample, sample_tokens
 
 NEWEST_MESSAGES = 2
 """Ends of messages at which layers that cannot be cut are kept, from the last one back."""
@@ -194,6 +195,33 @@ class Runner:
                 _origins(state, asked),
             )
         )
+
+    def sample(self, request: Request) -> Iterator[None]:
+        """Computes the model's sample, a short step at a time, in memory that nobody else wants."""
+        info = self._loaded.info
+        if info.fingerprint is None:
+            raise CompatibilityError(f"{info.name} has no sample: {info.refusal}")
+        self._budget.check(SAMPLE_TOKENS)
+        if not self._budget.acquire_spare(SAMPLE_TOKENS):
+            raise BusyError("there is no room for a sample beside what runs and is kept", hint="try again later")
+        try:
+            caches = self._loaded.new_caches()
+            tokens = sample_tokens(self._loaded.vocabulary)
+            for stop in range(SAMPLE_STEP, SAMPLE_TOKENS + 1, SAMPLE_STEP):
+                prefill(self._model, caches, tokens, start=stop - SAMPLE_STEP, ends=[stop], between=lambda _: None)
+                yield
+            rows = sampled_rows(info.fingerprint.layers, caches)
+        finally:
+            caches = []
+            self._budget.release(SAMPLE_TOKENS)
+        sample = Sample(
+            version=SAMPLE_VERSION,
+            fingerprint=info.fingerprint.hash,
+            producer=info.producer,
+            vocabulary=self._loaded.vocabulary,
+            rows=rows,
+        )
+        request.send(SampleEvent(request.id, sample.encode()))
 
     def logits(self, request: Request, asked: LogitsRequest) -> None:
         """Prefills all but the last token, feeds it, and answers with the logits."""

@@ -40,6 +40,7 @@ from kvnet.errors import (
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import blake3_hash
 from kvnet.format.prefix import common_prefix
+from kvnet.format.sample import decode_sample
 from tests.mlx import tinymodels
 from tests.mlx.completing import complete, prepare, told
 from tests.mlx.requests import cut, export, generate, made_up_tokens
@@ -287,3 +288,15 @@ async def test_what_is_no_prompt_is_refused_and_what_is_not_supported_a_400(engi
         assert answer.json["error"]["type"] == "invalid_request_error"
     with pytest.raises(WindowError):
         await complete(engine, {"messages": TALK, "max_tokens": 1 << 40})
+
+
+async def test_a_model_has_one_sample_however_often_it_is_made(engine: Engine) -> None:
+    fingerprint = engine.info.fingerprint
+    assert fingerprint is not None
+    first = await engine.sample()
+    made = decode_sample(first, fingerprint)
+    assert (made.producer, len(set(made.rows)) > 16) == (engine.info.producer, True)
+    await complete(engine, {"messages": TALK, "max_tokens": 4}, live=True)
+    assert await engine.sample() == first
+    # It leaves nothing behind, and takes nothing that was kept.
+    assert (await engine.live()).n_caches == 1

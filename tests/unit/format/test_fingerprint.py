@@ -268,6 +268,37 @@ def test_another_fingerprint_is_incompatible_whatever_the_producer_and_every_fie
         assert len(one.differences) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": layout(PLAIN, order=bytes(2))}, "1 layers here, 2 there"),
+        (
+            {"layers": layout(LayerKind(cache="kv", heads=3, k_dim=64, v_dim=64, dtype=DType.FLOAT16))},
+            "K/V in float32 here, float16 there",
+        ),
+        ({"layers": layout(OTHER)}, "other shapes of K/V or kinds of caches"),
+        ({"kv": KvFormat(8, 64)}, "K/V not quantised here, quantised to 8 bits in groups of 64 there"),
+        ({"adapters": (Adapter.of(bytes(32), 0.5),)}, "no adapter here, adapter 00000000 at 0.5 there"),
+        ({"architecture": "qwen3"}, "architecture llama here, qwen3 there"),
+        ({"weights": b"\1" * 32}, "other weights"),
+        ({"config": b"\1" * 32}, "another configuration of the model"),
+    ],
+)
+def test_what_differs_between_fingerprints_is_said_in_plain_words(changes: dict[str, Any], words: str) -> None:
+    assert compare(fingerprint(), fingerprint(**changes), PRODUCER, PRODUCER).differences == (words,)
+
+
+def test_of_versions_only_those_that_differ_are_named() -> None:
+    def on(versions: str) -> Producer:
+        return Producer("mlx-lm", versions, "chip", "system", 2048)
+
+    ours = on("mlx 0.32.4, mlx-lm 0.32.2, blas OpenBLAS 0.3.21")
+    found = compare(fingerprint(), fingerprint(), ours, on("mlx 0.32.5, mlx-lm 0.32.2"))
+    assert found.differences == ("mlx 0.32.4 here, 0.32.5 there", "blas OpenBLAS 0.3.21 here, none there")
+    found = compare(fingerprint(), fingerprint(), ours, on("mine"))
+    assert found.differences == (f"versions: {ours.versions} here, mine there",)
+
+
 def test_a_lossy_codec_is_tolerant_at_best() -> None:
     found = compare(fingerprint(), fingerprint(), PRODUCER, PRODUCER, codec=Codec.Q8)
     assert found.verdict is Verdict.TOLERANT
