@@ -116,6 +116,10 @@ class Manifest(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     def _plan(self) -> ChunkPlan:
         return ChunkPlan(self.n_tokens, self.fingerprint.layers, self.groups, self.context_size_bytes)
 
+    @cached_property
+    def _artifact(self) -> ArtifactHash:
+        return artifact_hash_of(encode_manifest(self))
+
     @property
     def n_blocks(self) -> int:
         """Blocks, a short last one included."""
@@ -271,5 +275,5 @@ def decode_manifest(data: BytesLike) -> Manifest:
 
 
 def artifact_of(manifest: Manifest) -> ArtifactHash:
-    """The artifact hash of a manifest."""
-    return artifact_hash_of(encode_manifest(manifest))
+    """The artifact hash of a manifest; worked out once."""
+    return manifest._artifact

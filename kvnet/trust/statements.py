@@ -104,8 +104,8 @@ class KeyRotation(Statement, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> bytes:
-        """A key is rotated as often as its owner likes; the last counts."""
-        return b"key"
+        """The new key. A key rotates once: who finds two rotations of it knows that one was not its owner's."""
+        return b"key " + self.new
 
 
 class HeldEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -363,8 +363,12 @@ def timely(body: AnyStatement, now_s: float) -> str | None:
         now_s: seconds since 1970 on this machine.
     """
     latest_s = now_s + CLOCK_SKEW_S
-    if body.issued > latest_s or body.sequence > latest_s * 1000:
-        return f"it is dated {max(body.issued, body.sequence // 1000) - now_s:,.0f} s in the future"
+    # A sequence from the far future would outrank all to come, and so would the one a record tells of.
+    dated_s = max(
+        body.issued, body.sequence // 1000, body.revocations // 1000 if isinstance(body, ProviderRecord) else 0
+    )
+    if dated_s > latest_s:
+        return f"it is dated {dated_s - now_s:,.0f} s in the future"
     if body.expires and body.expires <= now_s:
         return f"it expired {now_s - body.expires:,.0f} s ago"
     life_s = _MAX_LIFE_S.get(type(body))
@@ -399,6 +403,8 @@ def _check_keys(statement: SignedStatement) -> None:
             raise MalformedError("expected the publisher id of a member, found bytes that cannot be one")
         case Rekey() if len({sealed.member for sealed in body.sealed}) != len(body.sealed):
             raise MalformedError("expected each member once in a rekeying, found one twice")
+        case Revocation() if body.expires:
+            raise MalformedError("expected a revocation that holds for ever, found one that expires")
         case ProviderRecord() if len({entry.artifact for entry in body.entries}) != len(body.entries):
             raise MalformedError("expected each artifact once in a provider record, found one twice")
         case _:
