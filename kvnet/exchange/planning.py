@@ -114,6 +114,26 @@ def link_to(peers: Iterable[PeerId], scores: PeerScores, now_s: float, decode_by
     return Link(best, rtt_s, sum(rates.values()) or math.inf, decode_bytes_s)
 
 
+def asking_could_win(
+    machine: Machine, n_prompt: int, held_tokens: int, local_s: float, *, raw_bytes_per_token: int, link: Link
+) -> bool:
+    """Whether a prefix that covers all of a prompt, from over this link, could be here sooner than it is computed.
+
+    Args:
+        machine: what this machine does.
+        n_prompt: tokens of the prompt.
+        held_tokens: of these, what is held here.
+        local_s: seconds to the first token without peers.
+        raw_bytes_per_token: of the model's K/V.
+        link: to all who could be asked.
+    """
+    n_tokens = n_prompt - 1
+    least_bytes = (n_tokens - held_tokens) * raw_bytes_per_token * LEAST_STORED_SHARE
+    fetch_s = LOOKUP_ROUND_TRIPS * link.rtt_s + link.seconds(int(least_bytes), 0)
+    rest_s = machine.restore_s(n_tokens * raw_bytes_per_token) + machine.prefill.seconds(n_tokens, n_prompt)
+    return fetch_s + rest_s + MIN_GAIN_S < local_s
+
+
 class Weigher:
     """Weighs what is offered for one prompt.
 
@@ -144,11 +164,14 @@ class Weigher:
 
     def could_win(self, link: Link) -> bool:
         """Whether asking over this link can make the first token come sooner, were all of the prompt to be had."""
-        n_tokens = self.n_prompt - 1
-        least_bytes = (n_tokens - self.held_tokens) * self.raw_bytes_per_token * LEAST_STORED_SHARE
-        link = self._believed(link)
-        fetch_s = LOOKUP_ROUND_TRIPS * link.rtt_s + link.seconds(int(least_bytes), 0)
-        return fetch_s + self.rest_s(n_tokens) + MIN_GAIN_S < self.local.seconds
+        return asking_could_win(
+            self.machine,
+            self.n_prompt,
+            self.held_tokens,
+            self.local.seconds,
+            raw_bytes_per_token=self.raw_bytes_per_token,
+            link=self._believed(link),
+        )
 
     def alone(self, words: str) -> PlanReport:
         """Nothing was offered."""

@@ -1,0 +1,107 @@
+"""From a scenario and a seed to what a world begins with."""
+
+import numpy as np
+
+from kvnet.errors import ConfigError
+from simulations import chips
+from simulations.scenario import Machines, Scenario
+from simulations.workload.requests import RequestStream
+from simulations.workload.work import prepare
+from simulations.world.setup import GB, NodeSetup, Partition, SiteSetup, WorldSetup
+
+UNLIMITED_BYTES_DAY = 1 << 60
+"""Stands for no limit of writes."""
+DAY_S = 24 * 3600.0
+
+
+def build(scenario: Scenario, seed: int) -> WorldSetup:
+    """The machines, links, requests and mishaps of a scenario; the same for the same seed.
+
+    Raises:
+        ConfigError: a chip, model or link that is not in the tables.
+        UsageError, MalformedError: a trace that is not there, or does not fit.
+    """
+    work = prepare(scenario, seed)
+    sites = _sites(scenario)
+    drawn = np.random.default_rng([seed, 1])
+    liars = set(drawn.permutation(scenario.n_nodes)[: round(scenario.faults.liars * scenario.n_nodes)].tolist())
+    nodes: list[NodeSetup] = []
+    for group in scenario.machines:
+        nodes += [
+            _node(
+                scenario, group, sites[group.site][at * scenario.network.sites // group.count], len(nodes) + at in liars
+            )
+            for at in range(group.count)
+        ]
+    n_sites = 1 + max(node.site for node in nodes)
+    uplink = _link("network.uplink", scenario.network.uplink)
+    site = SiteSetup(uplink.up_bytes_s, uplink.down_bytes_s, uplink.rtt_s / 2)
+    return WorldSetup(
+        scenario.name,
+        tuple(nodes),
+        work.stream,
+        sites=(site,) * n_sites if n_sites > 1 else (),
+        changes=work.changes,
+        partitions=_partitions(scenario, work.stream, n_sites, drawn),
+    )
+
+
+def _sites(scenario: Scenario) -> dict[str, list[int]]:
+    """The numbers of the sites that each name stands for."""
+    numbers: dict[str, list[int]] = {}
+    for group in scenario.machines:
+        if group.site not in numbers:
+            first = len(numbers) * scenario.network.sites
+            numbers[group.site] = list(range(first, first + scenario.network.sites))
+    return numbers
+
+
+def _node(scenario: Scenario, group: Machines, site: int, liar: bool) -> NodeSetup:
+    try:
+        chip = chips.chip(group.chip)
+    except ConfigError as error:
+        raise _at("machines.chip", error) from error
+    try:
+        model = chips.model(scenario.model)
+    except ConfigError as error:
+        raise _at("model", error) from error
+    budget = int(group.ssd_write_gb_a_day * GB)
+    return NodeSetup(
+        machine=chips.machine(chip, model),
+        link=_link("machines.link", group.link),
+        model=model.name,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        answer_tokens_s=chips.answer_tokens_s(chip, model),
+        live_bytes=int(group.ram_gb * GB),
+        site=site,
+        quota_bytes=int(group.disk_gb * GB),
+        write_budget_bytes_day=budget or UNLIMITED_BYTES_DAY,
+        liar=liar,
+    )
+
+
+def _partitions(
+    scenario: Scenario, stream: RequestStream, n_sites: int, drawn: np.random.Generator
+) -> tuple[Partition, ...]:
+    faults = scenario.faults
+    if n_sites < 2 or not faults.partitions_a_day:
+        return ()
+    found = []
+    for site in range(n_sites):
+        count = int(drawn.poisson(faults.partitions_a_day * stream.duration_s / DAY_S))
+        for begin_s in sorted(drawn.uniform(0, stream.duration_s, count).tolist()):
+            end_s = begin_s + float(drawn.exponential(faults.partition_s))
+            found.append(Partition(begin_s, end_s, frozenset({site})))
+    return tuple(sorted(found, key=lambda each: (each.begin_s, sorted(each.sites))))
+
+
+def _link(key: str, name: str) -> chips.LinkKind:
+    try:
+        return chips.link(name)
+    except ConfigError as error:
+        raise _at(key, error) from error
+
+
+def _at(key: str, error: ConfigError) -> ConfigError:
+    """The same error, with the key that the name stands under."""
+    return ConfigError(f"{key}: {error.message}", hint=error.hint)

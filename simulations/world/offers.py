@@ -1,0 +1,146 @@
+"""What a node learns when it asks for a prefix: who has most of it, among its members and through the DHT."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from kvnet.exchange.finder import MAX_DIALS
+from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.protocol.cost import Machine
+from simulations.policies.policy import Policy
+from simulations.world.node import Job, Node
+from simulations.world.places import Places
+from simulations.world.store import Holders
+from simulations.world.tree import NOWHERE
+
+MAX_PROVIDERS: Final = 4
+"""Peers asked at the same time; `kvnet.protocol.fetch.FetchLimits.active_peers`."""
+RECORDS_OF_A_KEY: Final = 20
+"""Provider records that the DHT keeps of a key."""
+
+
+class Offered(NamedTuple):
+    """A prefix that peers offer: up to how many tokens, in which segment it ends, and who has those very bytes."""
+
+    n_tokens: int
+    segment: int
+    providers: tuple[Node, ...]
+
+
+class Directory:
+    """Finds out who has what.
+
+    Args:
+        nodes: of the world.
+        holders: of each segment.
+        places: who can reach whom.
+        policy: what is announced.
+    """
+
+    def __init__(self, nodes: list[Node], holders: Holders, places: Places, policy: Policy) -> None:
+        self._nodes = nodes
+        self._holders = holders
+        self._places = places
+        self._checkpoints = policy.checkpoints
+        self._announced: dict[int, frozenset[int]] = {}
+
+    def among_members(self, node: Node, job: Job, now_s: float) -> Offered | None:
+        """What connected members offer beyond what is held."""
+        members = node.members
+        return self._best(node, job, now_s, lambda holders: [n for n in holders if n in members])
+
+    def in_dht(self, node: Node, job: Job, now_s: float) -> Offered | None:
+        """What others offer whom the DHT names: those under the prompt's own checkpoints, the deepest dialled first.
+
+        A checkpoint names all before it, so that it leads to holders of the segment that it lies in, as far as they
+        announced the same one. Of each key the DHT keeps few records; the first that came.
+        """
+        depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(job.request.n_input)]
+        members, dialled = node.members, 0
+        for at, (segment, end) in enumerate(job.path):
+            begin = job.path[at + 1][1] if at + 1 < len(job.path) else 0
+            if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
+                return None
+            holders = self._holders.get(segment)
+            if not holders:
+                continue
+            reached = [depth for depth in depths if begin < depth <= end]
+            named = self._named(holders, reached)
+            found = [n for n in named if n not in members and n != node.number][: MAX_DIALS - dialled]
+            dialled += len(found)
+            offered = self._of_segment(node, job, segment, end, found, now_s)
+            if offered is not None or dialled >= MAX_DIALS:
+                return offered
+        return None
+
+    def _named(self, holders: dict[int, int], depths: list[int]) -> list[int]:
+        """Who announced any of these depths, the deepest first."""
+        named: dict[int, None] = {}
+        for depth in reversed(depths):
+            records = 0
+            for number, extent in holders.items():
+                if extent >= depth and self._announces(extent, depth):
+                    named[number] = None
+                    records += 1
+                    if records == RECORDS_OF_A_KEY:
+                        break
+        return list(named)
+
+    def _announces(self, extent: int, depth: int) -> bool:
+        """Whether an artifact that ends there is announced at a depth."""
+        n_blocks = extent // BLOCK_TOKENS
+        known = self._announced.get(n_blocks)
+        if known is None:
+            known = self._announced[n_blocks] = frozenset(self._checkpoints(n_blocks * BLOCK_TOKENS))
+        return depth // BLOCK_TOKENS in known
+
+    def _best(
+        self, node: Node, job: Job, now_s: float, chosen: Callable[[dict[int, int]], Iterable[int]]
+    ) -> Offered | None:
+        for segment, end in job.path:
+            if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
+                return None
+            holders = self._holders.get(segment)
+            if holders:
+                offered = self._of_segment(node, job, segment, end, chosen(holders), now_s)
+                if offered is not None:
+                    return offered
+        return None
+
+    def _of_segment(
+        self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float
+    ) -> Offered | None:
+        """More tokens come first, then whom most have; copies of different origin are different bytes."""
+        holders, nodes = self._holders[segment], self._nodes
+        longest, found = 0, []
+        for number in numbers:
+            extent = min(holders[number], end)
+            if extent < longest:
+                continue
+            other = nodes[number]
+            if not self._places.reachable(node, other) or node.scores.banned(other.peer, now_s):
+                continue
+            if extent > longest:
+                longest, found = extent, [other]
+            else:
+                found.append(other)
+        n_tokens = min(longest, job.request.n_input - 1)
+        if not found or longest // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens or n_tokens < BLOCK_TOKENS:
+            return None
+        by_origin: dict[int, list[Node]] = {}
+        for other in found:
+            by_origin.setdefault(other.store.origins.get(segment, NOWHERE), []).append(other)
+        _, group = min(by_origin.items(), key=lambda item: (-len(item[1]), item[0]))
+        order = node.scores.order([other.peer for other in group], now_s) if len(group) > 1 else [group[0].peer]
+        known = {other.peer: other for other in group}
+        return Offered(n_tokens, segment, tuple(known[peer] for peer in order[:MAX_PROVIDERS]))
+
+
+def local_seconds(machine: Machine, n_prompt: int, live_tokens: int, stored_tokens: int, token_bytes: int) -> float:
+    """Seconds to the first token without peers: as `kvnet.exchange.planning.Weigher` has it."""
+    if live_tokens and live_tokens >= stored_tokens:
+        return machine.prefill.seconds(live_tokens, n_prompt)
+    computed_s = machine.prefill.seconds(0, n_prompt)
+    if not stored_tokens:
+        return computed_s
+    restored_s = machine.restore_s(stored_tokens * token_bytes) + machine.prefill.seconds(stored_tokens, n_prompt)
+    return min(computed_s, restored_s)

@@ -1,0 +1,48 @@
+"""Run a world and hand back what it found."""
+
+import time
+
+from simulations.policies import Policy, named
+from simulations.results import Recorder, RunResult
+from simulations.scenario import Scenario
+from simulations.world.building import build
+from simulations.world.clock import Clock, HeapClock
+from simulations.world.setup import WorldSetup
+from simulations.world.world import World
+
+
+def run(scenario: Scenario, policy: str | Policy, seed: int) -> RunResult:
+    """One scenario under one policy.
+
+    Raises:
+        ConfigError: a chip, model, link or policy that nobody knows.
+        UsageError, MalformedError: a trace that is not there, or does not fit.
+        CheckFailedError: something happened that must not.
+    """
+    return run_world(build(scenario, seed), named(policy) if isinstance(policy, str) else policy, seed)
+
+
+def run_world(setup: WorldSetup, policy: Policy, seed: int, *, clock: Clock | None = None) -> RunResult:
+    """The same with a world that was built by hand.
+
+    Args:
+        setup: what is given.
+        policy: how nodes behave.
+        seed: of what is drawn.
+        clock: of virtual time; by default a heap.
+    """
+    began_s = time.perf_counter()
+    clock = clock or HeapClock()
+    stream = setup.stream
+    recorder = Recorder(stream.n_input, stream.node, len(setup.nodes))
+    world = World(setup, policy, seed, clock, recorder)
+    world.run()
+    return recorder.finish(
+        setup.name,
+        policy.name,
+        seed,
+        duration_s=clock.now,
+        checks=world.checks.looked,
+        counts={name: count for name, count in world.counts.items() if count},
+        seconds=time.perf_counter() - began_s,
+    )

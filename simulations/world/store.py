@@ -1,0 +1,176 @@
+"""A node's disk: what it keeps within its quota, and who learns of it."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from kvnet.format.hashes import ArtifactHash
+from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.store.eviction import FRESH_S, HIGH_SHARE, LOW_SHARE, Candidate, choose_victims
+from simulations.policies.policy import Order, Policy
+from simulations.world.holdings import Held, Holdings
+from simulations.world.tree import Path, PromptTree
+
+Holders = dict[int, dict[int, int]]
+"""For each segment, the nodes whose disk holds some of it, and up to how many tokens of a prompt."""
+
+
+class SimStore:
+    """Artifacts of one node.
+
+    Args:
+        tree: of all prompts.
+        node: whose.
+        holders: of all nodes; kept up to date here.
+        quota_bytes: the most it may hold.
+        block_bytes: stored bytes of a block.
+        policy: who goes first, and when.
+
+    Attributes:
+        holdings: what it holds.
+        origins: for each segment, which node computed what is held of it: copies of one origin are the same bytes.
+        evicted: artifacts let go to make room, and because nobody used them.
+        n_keys: keys that are announced for it.
+    """
+
+    __slots__ = (
+        "_checkpoints", "_node", "_order", "block_bytes", "evicted", "expired", "holders", "holdings", "keep_s",
+        "n_keys", "origins", "quota_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self, tree: PromptTree, node: int, holders: Holders, quota_bytes: int, block_bytes: int, policy: Policy
+    ) -> None:
+        self.holdings = Holdings(tree)
+        self.holders = holders
+        self.quota_bytes = quota_bytes
+        self.block_bytes = block_bytes
+        self.keep_s = policy.keep_s
+        self.origins: dict[int, int] = {}
+        self.evicted = 0
+        self.expired = 0
+        self.n_keys = 0
+        self._node = node
+        self._order = policy.order
+        self._checkpoints = policy.checkpoints
+
+    @property
+    def used_bytes(self) -> int:
+        """What is held."""
+        return self.holdings.blocks * self.block_bytes
+
+    def longest(self, path: Path) -> int:
+        """Tokens of a prompt that can be restored: a key names whole blocks, and behind one tokens are compared."""
+        found = self.holdings.longest(path)
+        return found if found >= BLOCK_TOKENS else 0
+
+    def keep(self, path: Path, origin: int, now_s: float, origins: Mapping[int, int] | None = None) -> int:
+        """Hold a prefix.
+
+        Args:
+            path: of it.
+            origin: which node computed what is new of it.
+            now_s: the time.
+            origins: where it was fetched: who computed which segment.
+
+        Returns:
+            Bytes written; -1 when there is no room for it.
+        """
+        holdings = self.holdings
+        new_bytes = holdings.new_blocks(path) * self.block_bytes
+        if not self._make_room(new_bytes):
+            return -1
+        one = Held(path[0][0], path, now_s)
+        before = holdings.held.get(one.segment)
+        if before is not None and before.tokens >= one.tokens:
+            holdings.touch(before, now_s)
+            return 0
+        new_bytes = holdings.new_blocks(path) * self.block_bytes
+        if before is not None:
+            self.n_keys -= len(self._checkpoints(before.tokens)) + 1
+        self.n_keys += len(self._checkpoints(one.tokens)) + 1
+        for segment in holdings.add(one):
+            self.holders.setdefault(segment, {})[self._node] = holdings.extent[segment]
+            self.origins.setdefault(segment, origins.get(segment, origin) if origins else origin)
+        return new_bytes
+
+    def supersede(self, path: Path) -> None:
+        """Let go of artifacts that are the beginning of one that is held."""
+        for part in self.holdings.parts_of(path):
+            self._drop(part.segment)
+
+    def tidy(self, now_s: float) -> None:
+        """Let go of what nobody used for too long, and of what is over the high mark."""
+        held = self.holdings.held
+        while held:
+            tip, oldest = next(iter(held.items()))
+            if now_s - oldest.used_s <= self.keep_s:
+                break
+            self._drop(tip)
+            self.expired += 1
+        used = self.used_bytes
+        if used > HIGH_SHARE * self.quota_bytes:
+            for tip in self._choose(int(used - LOW_SHARE * self.quota_bytes) + 1) or []:
+                if now_s - held[tip].used_s >= FRESH_S:
+                    self._drop(tip)
+                    self.evicted += 1
+
+    def forget(self) -> None:
+        """Be empty."""
+        for tip in list(self.holdings.held):
+            self._drop(tip)
+
+    def hide(self) -> None:
+        """Nobody can ask for it any more."""
+        for segment in self.holdings.extent:
+            self.holders[segment].pop(self._node, None)
+
+    def show(self) -> None:
+        """It can be asked for again."""
+        for segment, extent in self.holdings.extent.items():
+            self.holders.setdefault(segment, {})[self._node] = extent
+
+    def _make_room(self, n_bytes: int) -> bool:
+        lack = self.used_bytes + n_bytes - self.quota_bytes
+        if lack <= 0:
+            return True
+        victims = self._choose(lack)
+        if victims is None:
+            return False
+        for tip in victims:
+            self._drop(tip)
+            self.evicted += 1
+        return self.used_bytes + n_bytes <= self.quota_bytes
+
+    def _choose(self, need_bytes: int) -> list[int] | None:
+        """The node's own choice; artifacts and packs go by the number of their segment here."""
+        holdings = self.holdings
+        users = cast(
+            "dict[int, frozenset[ArtifactHash]]",
+            {segment: frozenset(through) for segment, through in holdings.through.items()},
+        )
+        sizes = {segment: n_blocks * self.block_bytes for segment, n_blocks in holdings.sizes()}
+        candidates = [Candidate(cast("ArtifactHash", tip), self._rank(one)) for tip, one in holdings.held.items()]
+        return cast("list[int] | None", choose_victims(candidates, users, sizes, need_bytes))
+
+    def _rank(self, one: Held) -> float:
+        """The smaller goes sooner."""
+        match self._order:
+            case Order.LEAST_RECENT:
+                return one.used_s
+            case Order.LEAST_OFTEN:
+                return one.uses * 1e9 + one.used_s
+            case Order.OLDEST:
+                return one.kept_s
+            case Order.LONGEST:
+                return float(-one.tokens)
+
+    def _drop(self, tip: int) -> None:
+        holdings = self.holdings
+        self.n_keys -= len(self._checkpoints(holdings.held[tip].tokens)) + 1
+        for segment in holdings.remove(tip):
+            extent = holdings.extent.get(segment)
+            if extent is None:
+                self.holders[segment].pop(self._node, None)
+                self.origins.pop(segment, None)
+            elif self._node in self.holders[segment]:
+                self.holders[segment][self._node] = extent
