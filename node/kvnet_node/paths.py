@@ -44,6 +44,11 @@ class DataPaths:
         return self.data_dir / "namespaces"
 
     @property
+    def invitations_file(self) -> Path:
+        """Open invitations of this node, 0600."""
+        return self.namespaces_dir / "invitations.json"
+
+    @property
     def trusted_file(self) -> Path:
         """The trusted publishers."""
         return self.data_dir / "trusted-publishers.json"

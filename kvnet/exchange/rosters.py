@@ -1,0 +1,150 @@
+"""The rosters of this node's namespaces, worked out anew whenever a statement about members comes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import trio
+
+from kvnet.errors import StoreError
+from kvnet.exchange.statements import Heard, Statements
+from kvnet.format.hashes import NamespaceId
+from kvnet.trust.envelope import StatementType
+from kvnet.trust.keys import PublisherKey
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.roster import Roster, build_roster
+from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement
+
+_ABOUT_MEMBERS: Final = (StatementType.MEMBERSHIP, StatementType.REKEY, StatementType.KEY_ROTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What this node knows of one of its namespaces besides the secrets.
+
+    Attributes:
+        namespace: as it is now.
+        founder: publisher id of who made it.
+        devices: it is of one person's machines, and each of them may remove others.
+    """
+
+    namespace: Namespace
+    founder: bytes
+    devices: bool
+
+
+Scopes = Callable[[], Iterable[Scope]]
+"""Those of this node's namespaces that have a founder; read afresh at every use."""
+
+Keys = Callable[[], Sequence[PublisherKey]]
+"""All publisher keys of this node, the newest last; read afresh at every use."""
+
+
+class Rosters:
+    """Who is in which namespace.
+
+    Args:
+        statements: where what members say is kept.
+        scopes: of this node.
+        keys: of this node.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, statements: Statements, scopes: Scopes, keys: Keys, *, now: Callable[[], float]) -> None:
+        self._statements = statements
+        self._scopes = scopes
+        self._keys = keys
+        self._now = now
+        self._known: dict[NamespaceId, tuple[Scope, Roster]] = {}
+        self._changed = trio.Event()
+        for kind in _ABOUT_MEMBERS:
+            statements.subscribe(kind, self._heard)
+
+    def _heard(self, heard: Heard) -> None:
+        del heard
+        self.renew()
+
+    def renew(self) -> None:
+        """Work everything out anew at the next use: namespaces or statements have changed."""
+        self._known.clear()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    @property
+    def next_change(self) -> trio.Event:
+        """Set at the next change from now on."""
+        return self._changed
+
+    def scopes(self) -> list[Scope]:
+        """Those of this node's namespaces that have a founder."""
+        return list(self._scopes())
+
+    def roster(self, namespace: NamespaceId) -> Roster | None:
+        """The members of a namespace; None when this node is not in it, or it has no founder."""
+        scope = next((each for each in self._scopes() if each.namespace.id == namespace), None)
+        if scope is None:
+            return None
+        known = self._known.get(namespace)
+        if known is None or known[0] != scope:
+            said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
+            roster = build_roster(namespace, scope.founder, said, devices_remove=scope.devices)
+            known = self._known[namespace] = (scope, roster)
+        return known[1]
+
+    def members(self) -> Mapping[bytes, frozenset[bytes]]:
+        """Publisher ids of the members of each namespace that has a founder: whose artifacts are believed in it."""
+        found: dict[bytes, frozenset[bytes]] = {}
+        for scope in self._scopes():
+            roster = self.roster(scope.namespace.id)
+            if roster is not None:
+                found[scope.namespace.id] = frozenset(roster.members)
+        return MappingProxyType(found)
+
+    def own_key(self, roster: Roster) -> PublisherKey | None:
+        """The key with which this node speaks in a namespace: the founder's, else its newest that is a member."""
+        keys = {key.public: key for key in self._keys()}
+        if roster.founder in keys:
+            return keys[roster.founder]
+        return next((key for key in reversed(list(keys.values())) if key.public in roster.members), None)
+
+    def latest_membership(self, body: Membership, key: PublisherKey) -> SignedStatement | None:
+        """What this key said last of a member, when it says the same and still counts."""
+        last = self._statements.latest(StatementType.MEMBERSHIP, body.subject, key.public)
+        if last is None or last.body != msgspec.structs.replace(
+            body, sequence=last.body.sequence, issued=last.body.issued
+        ):
+            return None
+        roster = self.roster(NamespaceId(body.namespace))
+        return last if roster is not None and body.member in roster.members else None
+
+    async def say(self, namespace: Namespace, key: PublisherKey, body: AnyStatement) -> SignedStatement:
+        """Sign a statement with one of this node's keys, keep it, and tell the members.
+
+        Args:
+            namespace: in which it is told.
+            key: that signs.
+            body: its sequence and time of issue are set here.
+
+        Raises:
+            StoreError: it could not be kept.
+        """
+        now_s = self._now()
+        draft = sign_statement(body, key)
+        last = self._statements.latest(draft.kind, body.subject, key.public)
+        sequence = next_sequence(now_s, last.body.sequence if last is not None else 0)
+        statement = sign_statement(_dated(body, sequence, int(now_s)), key)
+        self._statements.take([statement.envelope], namespace)
+        await self._statements.settled()
+        kept = self._statements.latest(statement.kind, body.subject, key.public)
+        if kept is None or kept.body.sequence < sequence:
+            raise StoreError(
+                f"expected to keep a {statement.kind.value} of this node, found that it cannot be written",
+                hint="kvnet status shows what is wrong with the disk",
+            )
+        return statement
+
+
+def _dated(body: AnyStatement, sequence: int, issued_s: int) -> AnyStatement:
+    return msgspec.structs.replace(body, sequence=sequence, issued=issued_s)

@@ -1,0 +1,369 @@
+"""The namespaces of one data directory: files with their secrets, and what else this node knows of each.
+
+::
+
+    mine.kvns                this node's own; new artifacts go here
+    kept-ID.kvns             what was mine before
+    swarm-NAME.kvns          shared with colleagues
+    former-ID-MILLIS.kvns    one of them under a lookup secret that was replaced then
+    scopes.json              founder, inviter and addresses of each, by id
+
+Every file is 0600. A namespace is written before what is known of it, so that a crash in between leaves one whose
+members are not known yet; joining or inviting again mends that.
+"""
+
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.exchange.rosters import Scope
+from kvnet.format.hashes import NamespaceId
+from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file, encode_namespace_file
+from kvnet_node.paths import write_private
+
+MINE: Final = "mine"
+RESERVED_NAMES: Final = frozenset({MINE, "public", "kept", "former"})
+MAX_NAMESPACES: Final = 8
+"""A proof of membership has 8 entries."""
+MAX_NAMESPACE_FILE_BYTES: Final = 4096
+MAX_STANDINGS_BYTES: Final = 256 * 1024
+FORMER_LIFE_S: Final = 30 * 24 * 3600
+"""Seconds for which a former lookup secret leads sleeping members to the new one."""
+MAX_FORMER: Final = 16
+
+_FORMER_FILE: Final = re.compile(r"former-[0-9a-f]{16}-(\d{1,15})\.kvns")
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known of a namespace besides its secrets.
+
+    Attributes:
+        founder: publisher id of who made it; empty while nobody has been invited.
+        inviter: publisher id of who let this node in; empty when it made it itself.
+        addresses: where members were when this node joined.
+        joined_s: seconds since 1970.
+    """
+
+    founder: bytes = b""
+    inviter: bytes = b""
+    addresses: tuple[str, ...] = ()
+    joined_s: int = 0
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: int
+    namespaces: dict[str, Known]
+
+
+class SwarmFiles:
+    """The namespaces in one directory. The caller owns the lock of the data directory.
+
+    Args:
+        directory: made 0700 at first use.
+        public: this node is in the public namespace too.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, directory: Path, *, public: bool = False, now: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._public = public
+        self._now = now
+        self._files: dict[NamespaceId, tuple[Path, Namespace]] = {}
+        self._former: tuple[Namespace, ...] = ()
+        self._known: dict[str, Known] = {}
+
+    def load(self) -> None:
+        """Read everything; make ``mine`` when there is none.
+
+        Raises:
+            ConfigError: a file that is not what it should be, or that others may read.
+        """
+        mine = self._directory / "mine.kvns"
+        if not mine.exists():
+            write_private(mine, encode_namespace_file(fresh_namespace(MINE)))
+        kept, swarms = (sorted(self._directory.glob(f"{kind}-*.kvns")) for kind in ("kept", "swarm"))
+        self._files = {}
+        for path in [mine, *kept, *swarms]:
+            namespace = read_namespace(path)
+            self._files.setdefault(namespace.id, (path, namespace))
+        self._former = self._read_former()
+        self._known = self._read_known()
+
+    def _read_former(self) -> tuple[Namespace, ...]:
+        """The newest first; those whose time is over, or whose namespace is gone, are removed."""
+        found: list[tuple[int, Path]] = []
+        for path in self._directory.glob("former-*.kvns"):
+            match = _FORMER_FILE.fullmatch(path.name)
+            if match:
+                found.append((int(match[1]), path))
+        former: list[Namespace] = []
+        for millis, path in sorted(found, reverse=True):
+            namespace = read_namespace(path)
+            old = self._now() - millis / 1000 > FORMER_LIFE_S
+            if old or namespace.id not in self._files or len(former) >= MAX_FORMER:
+                path.unlink()
+            else:
+                former.append(Namespace(namespace.name, namespace.prefix_secret, namespace.lookup_secret, former=True))
+        return tuple(former)
+
+    def _read_known(self) -> dict[str, Known]:
+        path = self._scopes_file
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_STANDINGS_BYTES + 1)
+        except FileNotFoundError:
+            return {}
+        try:
+            if len(data) > MAX_STANDINGS_BYTES:
+                raise msgspec.ValidationError("too large")
+            return msgspec.json.decode(data, type=_File).namespaces
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ConfigError(
+                f"expected what is known of namespaces in {path}, found something else",
+                hint="move the file away; then join again with new invitations, or invite again",
+            ) from error
+
+    @property
+    def _scopes_file(self) -> Path:
+        return self._directory / "scopes.json"
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def mine(self) -> Namespace:
+        """This node's own namespace."""
+        return next(iter(self._files.values()))[1]
+
+    def all(self) -> tuple[Namespace, ...]:
+        """Every namespace this node is in; ``mine`` first, the public one last."""
+        found = [namespace for _, namespace in self._files.values()]
+        return (*found, PUBLIC) if self._public else tuple(found)
+
+    def former(self) -> tuple[Namespace, ...]:
+        """The same under lookup secrets that were replaced of late, the newest first."""
+        return self._former
+
+    def swarms(self) -> tuple[Namespace, ...]:
+        """Those that were made or joined by name."""
+        return tuple(namespace for path, namespace in self._files.values() if path.name.startswith("swarm-"))
+
+    def named(self, name: str) -> Namespace | None:
+        """``mine`` or the swarm of a name."""
+        return self.mine if name == MINE else next((each for each in self.swarms() if each.name == name), None)
+
+    def known(self, namespace: NamespaceId) -> Known:
+        """What else is known of a namespace."""
+        return self._known.get(namespace.hex(), Known())
+
+    def scopes(self) -> list[Scope]:
+        """Those whose founder is known."""
+        devices = {namespace.id for path, namespace in self._files.values() if not path.name.startswith("swarm-")}
+        return [
+            Scope(namespace, founder, namespace.id in devices)
+            for _, namespace in self._files.values()
+            if (founder := self.known(namespace.id).founder)
+        ]
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where members were when this node joined them, each once."""
+        joined = [self.known(namespace.id).addresses for _, namespace in self._files.values()]
+        return tuple(dict.fromkeys(address for addresses in joined for address in addresses))
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    def make_swarm(self, name: str) -> Namespace:
+        """Make a new swarm.
+
+        Raises:
+            UsageError: not a name for one, or there is one of that name.
+            StoreError: no room for one more namespace.
+        """
+        self.check_new(name)
+        swarm = fresh_namespace(name)
+        self._put(swarm)
+        return swarm
+
+    def check_new(self, name: str) -> None:
+        """Whether a swarm of that name can be made or joined.
+
+        Raises:
+            UsageError: not a name for one, or there is one of that name.
+            StoreError: no room for one more namespace.
+        """
+        Namespace(name, bytes([1]) * 32, bytes([1]) * 32)
+        if name in RESERVED_NAMES:
+            raise UsageError(f"expected the name of a swarm, found {name}, which means something else")
+        if self.named(name) is not None:
+            raise UsageError(
+                f"expected a name that no swarm of this node has, found {name}", hint="choose another name"
+            )
+        self._require_room()
+
+    def _require_room(self) -> None:
+        if len(self.all()) >= MAX_NAMESPACES:
+            raise StoreError(
+                f"a node is in at most {MAX_NAMESPACES} namespaces; this one is in as many",
+                hint="kvnet swarm list shows them; kvnet leave NAME leaves one",
+            )
+
+    def join_swarm(self, given: Namespace, known: Known) -> Namespace:
+        """Take in a swarm; its name here is that of ``given``.
+
+        Raises:
+            UsageError: another swarm has this name.
+            StoreError: no room for one more namespace.
+        """
+        held = self._files.get(given.id)
+        if held is None:
+            self.check_new(given.name)
+            self._put(given)
+        else:
+            self._replace(held[0], Namespace(held[1].name, given.prefix_secret, given.lookup_secret))
+        self.know(given.id, known)
+        return self._files[given.id][1]
+
+    def join_mine(
+        self, given: Namespace, known: Known | None, *, keep_old: bool, count: Callable[[NamespaceId], int]
+    ) -> NamespaceId | None:
+        """Make a namespace this node's ``mine``.
+
+        Args:
+            given: its secrets.
+            known: what else is known of it.
+            keep_old: keep the one it replaces, for what is in it.
+            count: how many artifacts of a namespace the store holds.
+
+        Returns:
+            The id of the namespace kept; None when none was.
+
+        Raises:
+            StoreError: the old namespace holds artifacts and ``keep_old`` is False, or too many are kept.
+        """
+        old, new = self.mine, Namespace(MINE, given.prefix_secret, given.lookup_secret)
+        kept = None
+        if new.id == old.id:
+            self._replace(self._files[old.id][0], new)
+        else:
+            kept = self._keep(old, count(old.id), keep_old=keep_old, becomes=new.id)
+            write_private(self._directory / "mine.kvns", encode_namespace_file(new))
+            for path, namespace in list(self._files.values()):
+                if namespace.id == new.id:
+                    path.unlink()
+        if known is not None:
+            self.know(new.id, known)
+        self.load()
+        return kept
+
+    def _keep(self, old: Namespace, held: int, *, keep_old: bool, becomes: NamespaceId) -> NamespaceId | None:
+        if held and not keep_old:
+            raise StoreError(
+                f"the namespace to be replaced holds {held} artifact{'s' if held != 1 else ''}, "
+                "which nobody could look up any more",
+                hint="--keep-old keeps it for them",
+            )
+        if not held:
+            return None
+        if becomes not in self._files:
+            self._require_room()
+        write_private(self._directory / f"kept-{old.id.hex()[:16]}.kvns", encode_namespace_file(old))
+        return old.id
+
+    def leave(self, name: str) -> Namespace:
+        """Forget a swarm and its secrets.
+
+        Raises:
+            UsageError: no swarm of that name, or ``mine``.
+        """
+        if name == MINE:
+            raise UsageError(
+                "expected the name of a swarm, found mine, which every node has",
+                hint="to take this machine out, run kvnet swarm remove on another of yours",
+            )
+        swarm = self.named(name)
+        if swarm is None:
+            raise no_swarm(name)
+        self._files[swarm.id][0].unlink()
+        self._write_known({each: known for each, known in self._known.items() if each != swarm.id.hex()})
+        self.load()
+        return swarm
+
+    def rekey(self, namespace: NamespaceId, lookup_secret: bytes) -> None:
+        """Replace a lookup secret, and keep the former one among the former."""
+        path, held = self._files[namespace]
+        if held.lookup_secret != lookup_secret:
+            self._replace(path, Namespace(held.name, held.prefix_secret, lookup_secret))
+
+    def _replace(self, path: Path, new: Namespace) -> None:
+        held = self._files[new.id][1]
+        if held.lookup_secret != new.lookup_secret:
+            former = f"former-{new.id.hex()[:16]}-{int(self._now() * 1000)}.kvns"
+            write_private(self._directory / former, encode_namespace_file(held))
+        write_private(path, encode_namespace_file(new))
+        self.load()
+
+    def know(self, namespace: NamespaceId, known: Known) -> None:
+        """Write down what else is known of a namespace."""
+        self._write_known({**self._known, namespace.hex(): known})
+
+    def _write_known(self, known: dict[str, Known]) -> None:
+        data = msgspec.json.format(msgspec.json.encode(_File(1, known))) + b"\n"
+        write_private(self._scopes_file, data)
+        self._known = known
+
+    def _put(self, swarm: Namespace) -> None:
+        write_private(self._directory / f"swarm-{swarm.name}.kvns", encode_namespace_file(swarm))
+        self.load()
+
+
+def no_swarm(name: str) -> UsageError:
+    """There is no swarm of this name on this node."""
+    return UsageError(f"expected a swarm of this node, found {name[:80]!r}", hint="kvnet swarm list shows them")
+
+
+def fresh_namespace(name: str) -> Namespace:
+    """A namespace with new secrets."""
+    return Namespace(name, secrets.token_bytes(32), secrets.token_bytes(32))
+
+
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a namespace file, or one more than it may have.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_NAMESPACE_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_namespace(path: Path) -> Namespace:
+    """The namespace in a file of this node.
+
+    Raises:
+        ConfigError: others may read the file.
+    """
+    check_private(path)
+    return decode_namespace_file(read_bounded(path))
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file with a secret that others may read.
+
+    Raises:
+        ConfigError: they may.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path} holds a secret and others may read it (mode {mode:04o}, expected 0600)",
+            hint=f"chmod 600 {path}; if others may have read it, make a new one",
+        )
