@@ -1,8 +1,9 @@
 """Who this node is and whom it believes, as the use cases see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvnet.exchange.measured import Measurements
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
@@ -27,6 +28,11 @@ class Identity(Protocol):
         """The same namespaces under lookup secrets that were replaced of late, the newest first; see `Namespace`."""
         ...
 
+    @property
+    def numerics(self) -> Measurements:
+        """What other machines were measured to compute."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FixedIdentity:
@@ -36,6 +42,7 @@ class FixedIdentity:
     trust: TrustPolicy
     members: tuple[Namespace, ...]
     past: tuple[Namespace, ...] = ()
+    numerics: Measurements = field(default_factory=Measurements, compare=False)
 
     def signing_key(self) -> PublisherKey:
         """The publisher key that signs what this node adds."""

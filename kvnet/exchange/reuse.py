@@ -78,6 +78,9 @@ def judge(
 ) -> Comparison | Rejected:
     """May this model continue from this artifact, under the policy in force?
 
+    What was measured of the kind of machine that made it lowers the verdict, except for what this node signed and this
+    very machine computes: whoever claims to be another such machine takes nothing of its own from it.
+
     Args:
         manifest: of the artifact; its signature has been checked.
         artifact: its hash, for the reason.
@@ -94,6 +97,12 @@ def judge(
     comparison = compare(info.fingerprint, manifest.fingerprint, info.producer, manifest.producer, codec=manifest.codec)
     if comparison.verdict is Verdict.INCOMPATIBLE:
         return Rejected(artifact, "incompatible", "; ".join(comparison.differences))
+    own = verdict.own and manifest.producer == info.producer
+    measured = None if own else identity.numerics.worst(info.fingerprint.hash, info.producer, manifest.producer)
+    if measured is not None and not measured.tolerated:
+        return Rejected(artifact, "measured", f"made by {manifest.producer.device}, where {measured.words}")
+    if measured is not None and measured.difference and comparison.verdict is Verdict.EXACT:
+        comparison = Comparison(Verdict.TOLERANT, (measured.words,))
     if exact_only and comparison.verdict is not Verdict.EXACT:
         return Rejected(artifact, "not_exact", "; ".join(comparison.differences))
     if lossy is Lossy.NEVER and not manifest.codec.lossless:

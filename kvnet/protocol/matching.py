@@ -121,7 +121,12 @@ def match_models(ours: ModelHere, theirs: ModelHere) -> ModelMatch:
         return _different(ours, theirs, named.differences)
     if ours.sample is None or theirs.sample is None:
         return ModelMatch(Relation.SAME, named.verdict, named.differences)
-    measured = measure(ours.fingerprint.layers, ours.sample, theirs.sample)
+    return with_measured(ours, theirs, measure(ours.fingerprint.layers, ours.sample, theirs.sample))
+
+
+def with_measured(ours: ModelHere, theirs: ModelHere, measured: Measured) -> ModelMatch:
+    """Compare two models of one fingerprint whose samples were compared before."""
+    named = compare(ours.fingerprint, theirs.fingerprint, ours.producer, theirs.producer)
     if not measured.tolerated:
         advice = "update kvnet and MLX on both, then look again; one of the two computes this model wrongly"
         return ModelMatch(Relation.SAME, Verdict.INCOMPATIBLE, (measured.words, *named.differences), advice, measured)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kvnet.errors import ConfigError, StoreError, TrustError, UsageError
+from kvnet.exchange.measured import Measurements
 from kvnet.format.hashes import NamespaceId, PrefixKey
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import block_keys
@@ -67,6 +68,8 @@ class NodeIdentity:
         self._keys: list[PublisherKey] = []
         self._trusted: list[TrustedPublisher] = []
         self._namespaces: list[tuple[Path, Namespace]] = []
+        self.numerics = Measurements()
+        """What other machines were measured to compute; filled by whoever measures."""
 
     def load(self) -> None:
         """Read everything, and make what is missing.

@@ -1,0 +1,313 @@
+"""Which models two nodes have in common, and how far apart what they compute of them is.
+
+Two members that meet tell each other their models, fetch the samples of those they have in common, and compare. What is
+found counts for reuse from then on; see `kvnet.exchange.reuse`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from kvnet.errors import KvnetError, MalformedError
+from kvnet.exchange.lane import Lane
+from kvnet.exchange.measured import Finding, Measurements
+from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.session import PeerSession, expect
+from kvnet.format import cbor
+from kvnet.format.fingerprint import Producer, decode_fingerprint
+from kvnet.format.sample import decode_sample, sample_hash
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.matching import ModelHere, ModelMatch, Packing, Relation, match_models, with_measured
+from kvnet.protocol.messages import (
+    MAX_MODELS,
+    Capability,
+    GetModels,
+    GetSample,
+    ModelEntry,
+    Models,
+    RefusalReason,
+    Refused,
+    Reply,
+    Request,
+    Sample,
+)
+
+_log = logging.getLogger(__name__)
+
+REFRESH_S = 600.0
+"""Seconds after which a peer is asked for its models again."""
+
+HINT_S = 60.0
+"""A peer that asks for our models may have new ones of its own; it is asked back when the last time is so long ago."""
+
+SAMPLES_PER_PEER = 2 * MAX_MODELS
+"""Samples a peer gets in one `REFRESH_S`: twice what it can need."""
+
+MAX_PRODUCER_BYTES = 4096
+"""An encoded producer record; what `ModelEntry` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """A model of this node, as it is told of.
+
+    Attributes:
+        here: the model.
+        sample: its encoded sample; empty when it has none.
+        digest: the sample's hash; empty when it has none.
+    """
+
+    here: ModelHere
+    sample: bytes = b""
+    digest: bytes = b""
+
+    @classmethod
+    def of(cls, here: ModelHere) -> "OwnModel":
+        """A model with its sample, if it has one."""
+        data = here.sample.encode() if here.sample is not None else b""
+        return cls(here, data, sample_hash(data) if data else b"")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerModel:
+    """A model of a peer, beside the one here that is most like it.
+
+    Attributes:
+        theirs: the peer's, without its sample.
+        ours: name of the one here; "" when none has anything to do with it.
+        match: how they compare; None when `ours` is empty.
+    """
+
+    theirs: ModelHere
+    ours: str = ""
+    match: ModelMatch | None = None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one connected peer, as long as it has a session."""
+
+    sessions: int = 0
+    models: list[PeerModel] = field(default_factory=list)
+    asked_s: float = float("-inf")
+    hint: trio.Event = field(default_factory=trio.Event)
+    given: int = 0
+    given_since_s: float = float("-inf")
+
+
+class ModelExchange:
+    """Tells members of this node's models, and compares theirs with them.
+
+    Args:
+        node: among its peers; not running yet.
+        models: this node's models at the moment; the first ones are told.
+        lane: where samples are compared: some 20 ms each.
+        measured: where findings are kept.
+        wall_s: seconds since 1970, which findings are dated by.
+    """
+
+    def __init__(
+        self,
+        node: ExchangeNode,
+        models: Callable[[], Sequence[OwnModel]],
+        *,
+        lane: Lane,
+        measured: Measurements,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._node = node
+        self._models = models
+        self._lane = lane
+        self._measured = measured
+        self._wall_s = wall_s
+        self._known: dict[PeerId, _Known] = {}
+        self._changed = trio.Event()
+        node.offer_capability(Capability.MODELS)
+        node.answer_with(GetModels, self._answer_models)
+        node.answer_with(GetSample, self._answer_sample)
+        node.greet_with(self._greet)
+
+    def of(self, peer: PeerId) -> list[PeerModel]:
+        """The models of a connected peer, as far as they are known."""
+        known = self._known.get(peer)
+        return list(known.models) if known is not None else []
+
+    def changed(self) -> None:
+        """This node has other models or samples than a moment ago: compare anew with everybody."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- what peers ask -----------------------------------------------------------------------------------------------
+
+    def _answer_models(self, session: PeerSession, request: Request) -> Reply:
+        assert isinstance(request, GetModels)  # noqa: S101 - answerers are called by kind
+        if request.slot not in session.opened.namespaces:
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        known = self._of(session.peer)
+        if trio.current_time() - known.asked_s >= HINT_S:
+            known.hint.set()
+        entries = tuple(_entry(own) for own in self._models()[:MAX_MODELS])
+        return Models(request_id=request.request_id, models=entries)
+
+    def _answer_sample(self, session: PeerSession, request: Request) -> Reply:
+        assert isinstance(request, GetSample)  # noqa: S101 - answerers are called by kind
+        samples = (own.sample for own in self._models() if own.here.fingerprint.hash == request.fingerprint)
+        sample = next(samples, b"")
+        if request.slot not in session.opened.namespaces or not sample:
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        known, now_s = self._of(session.peer), trio.current_time()
+        if now_s - known.given_since_s >= REFRESH_S:
+            known.given, known.given_since_s = 0, now_s
+        known.given += 1
+        if known.given > SAMPLES_PER_PEER:
+            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+        return Sample(request_id=request.request_id, sample=sample)
+
+    def _of(self, peer: PeerId) -> _Known:
+        return self._known.setdefault(peer, _Known())
+
+    # --- what is asked of peers ---------------------------------------------------------------------------------------
+
+    async def _greet(self, session: PeerSession) -> None:
+        """Ask a member for its models, now and from time to time, until the session ends."""
+        known = self._of(session.peer)
+        known.sessions += 1
+        try:
+            if not self.can_ask(session):
+                await trio.sleep_forever()
+            while True:
+                changed, known.hint = self._changed, trio.Event()
+                try:
+                    await self.refresh(session)
+                except KvnetError as error:
+                    _log.debug("a peer's models are not known: %s", error)
+                with trio.move_on_after(REFRESH_S):
+                    await _first(changed, known.hint)
+        finally:
+            known.sessions -= 1
+            if not known.sessions:
+                self._known.pop(session.peer, None)
+
+    @staticmethod
+    def can_ask(session: PeerSession) -> bool:
+        """Whether a peer tells of its models."""
+        return bool(session.slots) and Capability.MODELS in session.opened.capabilities
+
+    async def refresh(self, session: PeerSession) -> list[PeerModel]:
+        """Ask a member for its models, and compare them with those here.
+
+        Raises:
+            NetworkError: it does not answer.
+            MalformedError: it answers with something else.
+        """
+        known = self._of(session.peer)
+        known.asked_s = trio.current_time()
+        slot = next(iter(session.slots.values()))
+        reply = await session.ask(GetModels(request_id=0, slot=slot))
+        expect(reply, Models)
+        assert isinstance(reply, Models)  # noqa: S101 - for the type checker
+        ours = list(self._models())
+        found: list[PeerModel] = []
+        for entry in reply.models:
+            theirs = _model_of(entry)
+            mine, match = _most_alike(ours, theirs)
+            if mine is not None and match is not None and match.relation is Relation.SAME:
+                match = await self._measure(session, slot, mine, theirs, entry.sample) or match
+            found.append(PeerModel(theirs, mine.here.name if mine is not None else "", match))
+        known.models = found
+        return list(found)
+
+    async def _measure(
+        self, session: PeerSession, slot: int, own: OwnModel, theirs: ModelHere, announced: bytes
+    ) -> ModelMatch | None:
+        """How two samples of one model compare; None when there are not two, or the peer gives another than it told."""
+        if not own.sample or not announced:
+            return None
+        ours, fingerprint = own.here, own.here.fingerprint.hash
+        measured = self._measured.find(session.peer, fingerprint, own.digest, announced)
+        if measured is not None:
+            return with_measured(ours, theirs, measured)
+        reply = await session.ask(GetSample(request_id=0, slot=slot, fingerprint=fingerprint))
+        expect(reply, Sample)
+        assert isinstance(reply, Sample)  # noqa: S101 - for the type checker
+        if sample_hash(reply.sample) != announced:
+            return None  # it has made another one meanwhile, or lies; the next round tells
+        match = await self._lane.run(_compare, ours, theirs, reply.sample)
+        if match.measured is not None:
+            measured = match.measured
+            self._measured.note(
+                Finding(
+                    session.peer,
+                    fingerprint,
+                    ours.producer,
+                    theirs.producer,
+                    own.digest,
+                    announced,
+                    measured.difference,
+                    measured.words,
+                    measured.tolerated,
+                    self._wall_s(),
+                )
+            )
+        return match
+
+
+def _entry(own: OwnModel) -> ModelEntry:
+    here = own.here
+    return ModelEntry(
+        name=here.name[:256],
+        fingerprint=here.fingerprint.encode(),
+        producer=cbor.encode_struct(here.producer),
+        sample=own.digest,
+        bits=here.packing.bits,
+        group=here.packing.group,
+        dtype=here.packing.dtype,
+    )
+
+
+def _model_of(entry: ModelEntry) -> ModelHere:
+    """A peer's model, without its sample.
+
+    Raises:
+        MalformedError: not a fingerprint, or not a producer record.
+    """
+    producer = cbor.decode_as(Producer, entry.producer, max_bytes=MAX_PRODUCER_BYTES, what="producer")
+    packing = Packing(entry.bits, entry.group, entry.dtype)
+    return ModelHere(entry.name, decode_fingerprint(entry.fingerprint), producer, packing)
+
+
+def _most_alike(ours: Sequence[OwnModel], theirs: ModelHere) -> tuple[OwnModel | None, ModelMatch | None]:
+    """The model here that is the same as a peer's, or another form of it, and how they compare without samples."""
+    matches = [(mine, match_models(mine.here, theirs)) for mine in ours]
+    for relation in (Relation.SAME, Relation.NEAR):
+        for mine, match in matches:
+            if match.relation is relation:
+                return mine, match
+    return None, None
+
+
+def _compare(ours: ModelHere, theirs: ModelHere, data: bytes) -> ModelMatch:
+    """Compare with a peer's sample, which has the hash it was told of by.
+
+    Raises:
+        MalformedError: it is no sample of that model by that producer.
+    """
+    sample = decode_sample(data, theirs.fingerprint)
+    if sample.producer != theirs.producer:
+        raise MalformedError("sample: expected one by the producer that was told, found one by another")
+    return match_models(ours, ModelHere(theirs.name, theirs.fingerprint, theirs.producer, theirs.packing, sample))
+
+
+async def _first(*events: trio.Event) -> None:
+    """Return when one of them is set."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait, event)
