@@ -102,4 +102,4 @@ class WriteBudget:
         day = int(now_s // DAY_S)
         if day != state.day:
             return BudgetState(left_bytes, now_s, day)
-        return replace(state, left_bytes=left_bytes, as_of_s=now_s)
+        return BudgetState(left_bytes, now_s, day, state.kept_bytes, state.fetched_bytes, state.named_bytes)

@@ -50,16 +50,22 @@ class PrefillSpeed:
             raise ValueError("expected at least one measured speed above 0")
         self._positions = [point.position for point in ordered]
         self._seconds = [1.0 / point.tokens_s for point in ordered]
+        self._before = [self._positions[0] * self._seconds[0]]
+        for at in range(1, len(ordered)):
+            width = self._positions[at] - self._positions[at - 1]
+            self._before.append(self._before[-1] + width * (self._seconds[at - 1] + self._seconds[at]) / 2)
 
     def seconds(self, first_token: int, end_token: int) -> float:
         """Seconds of prefilling tokens `first_token` up to `end_token`, the state before them being there."""
-        if end_token <= first_token:
-            return 0.0
-        corners = [first_token, *(at for at in self._positions if first_token < at < end_token), end_token]
-        total = 0.0
-        for left, right in pairwise(corners):
-            total += (right - left) * (self._per_token(left) + self._per_token(right)) / 2
-        return total
+        return self._until(end_token) - self._until(first_token) if end_token > first_token else 0.0
+
+    def _until(self, end_token: int) -> float:
+        """Seconds of all tokens before one."""
+        at = bisect_left(self._positions, end_token)
+        if at == 0:
+            return end_token * self._seconds[0]
+        position = self._positions[at - 1]
+        return self._before[at - 1] + (end_token - position) * (self._seconds[at - 1] + self._per_token(end_token)) / 2
 
     def tokens_s(self, position: int) -> float:
         """Tokens per second at a position."""
