@@ -131,7 +131,7 @@ class Node:
         epoch: grows whenever what runs on it is lost.
         members: the peers it keeps sessions with, by number.
         waiting: requests that wait for the engine; `busy` says whether it computes.
-        fetching: fetches under way, by the segment they are for.
+        fetching: by the segment that is fetched, the request that it is for and those that wait for it.
     """
 
     __slots__ = (
@@ -162,7 +162,7 @@ class Node:
         self.members: frozenset[int] = frozenset()
         self.waiting: deque[Job] = deque()
         self.busy = False
-        self.fetching: dict[int, object] = {}
+        self.fetching: dict[int, list[Job]] = {}
         self.counted = Counted()
 
     def raw_bytes(self, n_tokens: int) -> int:

@@ -110,22 +110,22 @@ class Directory:
         self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float
     ) -> Offered | None:
         """More tokens come first, then whom most have; copies of different origin are different bytes."""
-        holders, nodes = self._holders[segment], self._nodes
-        longest, found = 0, []
-        for number in numbers:
-            extent = min(holders[number], end)
-            if extent < longest:
-                continue
-            other = nodes[number]
-            if not self._places.reachable(node, other) or node.scores.banned(other.peer, now_s):
-                continue
-            if extent > longest:
-                longest, found = extent, [other]
-            else:
-                found.append(other)
+        holders, least = self._holders[segment], max(BLOCK_TOKENS, (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS)
+        extents = {number: min(holders[number], end) for number in numbers}
+        longest, found = 0, list[Node]()
+        while extents and not found:
+            longest = max(extents.values())
+            if longest < least:
+                return None
+            farthest = [number for number, extent in extents.items() if extent == longest]
+            found = [other for number in farthest if self._may_ask(node, other := self._nodes[number], now_s)]
+            for number in farthest:
+                del extents[number]
         n_tokens = min(longest, job.request.n_input - 1)
-        if not found or longest // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens or n_tokens < BLOCK_TOKENS:
+        if not found or n_tokens < BLOCK_TOKENS:
             return None
+        if len(found) == 1:
+            return Offered(n_tokens, segment, (found[0],))
         by_origin: dict[int, list[Node]] = {}
         for other in found:
             by_origin.setdefault(other.store.origins.get(segment, NOWHERE), []).append(other)
@@ -133,6 +133,9 @@ class Directory:
         order = node.scores.order([other.peer for other in group], now_s) if len(group) > 1 else [group[0].peer]
         known = {other.peer: other for other in group}
         return Offered(n_tokens, segment, tuple(known[peer] for peer in order[:MAX_PROVIDERS]))
+
+    def _may_ask(self, node: Node, other: Node, now_s: float) -> bool:
+        return self._places.reachable(node, other) and not node.scores.banned(other.peer, now_s)
 
 
 def local_seconds(machine: Machine, n_prompt: int, live_tokens: int, stored_tokens: int, token_bytes: int) -> float:

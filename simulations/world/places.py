@@ -41,7 +41,7 @@ class Places:
         """Whether messages from one node arrive at another."""
         if not (one.present and other.present) or one.setup.model != other.setup.model:
             return False
-        return not self.apart(one, other)
+        return not self._cut or not self.apart(one, other)
 
     def apart(self, one: Node, other: Node) -> bool:
         """Whether a cut runs between two nodes."""

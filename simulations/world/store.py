@@ -33,8 +33,8 @@ class SimStore:
     """
 
     __slots__ = (
-        "_checkpoints", "_node", "_order", "block_bytes", "evicted", "expired", "holders", "holdings", "keep_s",
-        "n_keys", "origins", "quota_bytes",
+        "_checkpoints", "_keys", "_node", "_order", "block_bytes", "evicted", "expired", "holders", "holdings",
+        "keep_s", "n_keys", "origins", "quota_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class SimStore:
         self.n_keys = 0
         self._node = node
         self._order = policy.order
+        self._keys: dict[int, int] = {}
         self._checkpoints = policy.checkpoints
 
     @property
@@ -86,8 +87,8 @@ class SimStore:
             return 0
         new_bytes = holdings.new_blocks(path) * self.block_bytes
         if before is not None:
-            self.n_keys -= len(self._checkpoints(before.tokens)) + 1
-        self.n_keys += len(self._checkpoints(one.tokens)) + 1
+            self.n_keys -= self._keys_of(before)
+        self.n_keys += self._keys_of(one)
         for segment in holdings.add(one):
             self.holders.setdefault(segment, {})[self._node] = holdings.extent[segment]
             self.origins.setdefault(segment, origins.get(segment, origin) if origins else origin)
@@ -129,6 +130,13 @@ class SimStore:
         for segment, extent in self.holdings.extent.items():
             self.holders.setdefault(segment, {})[self._node] = extent
 
+    def _keys_of(self, one: Held) -> int:
+        """Keys that an artifact is announced under: its checkpoints and itself."""
+        n_keys = self._keys.get(one.tokens)
+        if n_keys is None:
+            n_keys = self._keys[one.tokens] = len(self._checkpoints(one.tokens)) + 1
+        return n_keys
+
     def _make_room(self, n_bytes: int) -> bool:
         lack = self.used_bytes + n_bytes - self.quota_bytes
         if lack <= 0:
@@ -166,7 +174,7 @@ class SimStore:
 
     def _drop(self, tip: int) -> None:
         holdings = self.holdings
-        self.n_keys -= len(self._checkpoints(holdings.held[tip].tokens)) + 1
+        self.n_keys -= self._keys_of(holdings.held[tip])
         for segment in holdings.remove(tip):
             extent = holdings.extent.get(segment)
             if extent is None:

@@ -137,8 +137,8 @@ class World:
         node.present = False
         node.epoch += 1
         node.busy = False
-        self.counts["lost_requests"] += len(node.waiting)
-        self.ended += len(node.waiting)
+        for _ in range(len(node.waiting) + sum(len(jobs) for jobs in node.fetching.values())):
+            self._lost()
         node.waiting.clear()
         node.fetching.clear()
         self.transfers.node_gone(node)
@@ -279,7 +279,7 @@ class World:
             self._lost()
             return
         underway = node.fetching.get(offered.segment)
-        if isinstance(underway, list):
+        if underway is not None:
             # One fetch for all who wait: see what it brought when it is over.
             underway.append(job)
             self.counts["shared_fetches"] += 1
@@ -294,7 +294,7 @@ class World:
             self._queue(node, job)
             return
         job.own_tokens = stored
-        node.fetching[offered.segment] = []
+        node.fetching[offered.segment] = [job]
         rtt_s = min(self.places.rtt_s(node, each) for each in providers)
 
         def done(brought: Brought) -> None:
@@ -303,7 +303,7 @@ class World:
         self.transfers.begin(Wanted(node, providers, n_prompt, job.held_tokens, cut, offer, local_s, rtt_s, done))
 
     def _fetched(self, node: Node, job: Job, offered: Offered, brought: Brought) -> None:
-        waiting = node.fetching.pop(offered.segment, None)
+        waiting = node.fetching.pop(offered.segment)[1:]
         job.fetched_bytes += brought.n_bytes
         if brought.ended_early:
             self.counts["given_up"] += 1
@@ -323,9 +323,8 @@ class World:
                 self._replicator.fetched(node, job.request, path)
         job.attempts += 1
         self._look_up(node, job) if brought.provider is None else self._queue(node, job)
-        if isinstance(waiting, list):
-            for other in waiting:
-                self._look_up(node, other)
+        for other in waiting:
+            self._look_up(node, other)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
