@@ -1,4 +1,4 @@
-"""Statements of this node and of others: say them, take them, keep them, spread them among members.
+"""Statements of this node and of others: say them, take them, keep them, and what they come to.
 
 What a peer tells is queued, then checked in this order: size, shape, signature, times, namespace, rank. What is new is
 written to disk, shown to whoever subscribed, and told on to every other member. Provider records are not kept and not
@@ -7,10 +7,11 @@ Invitations are secrets between two people: they are neither taken nor told.
 """
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -18,27 +19,20 @@ from kvnet.errors import KvnetError, StoreError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
+from kvnet.exchange.statement_inbox import Inbox, Waiting
+from kvnet.exchange.statement_keep import RamKeep, StatementKeep
+from kvnet.exchange.statement_talk import Talks, name_of
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.protocol import gossip
-from kvnet.protocol.messages import (
-    MAX_TOLD_BYTES,
-    Capability,
-    GetStatements,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-    Tell,
-    Told,
-)
-from kvnet.protocol.messages import (
-    Statements as StatementsReply,
-)
+from kvnet.protocol.messages import Capability, GetStatements, Tell
+from kvnet.trust.authority import RELEVANT, Standing, standing
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statement_book import NOT_KEPT, PlaceKey, Ranks, Row, StatementBook, Verdict, scopes_of_body
 from kvnet.trust.statements import (
     AnyStatement,
+    ProviderRecord,
     Revocation,
     SignedStatement,
     next_sequence,
@@ -46,32 +40,27 @@ from kvnet.trust.statements import (
     sign_statement,
     timely,
 )
+from kvnet.trust.withheld import Withheld
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
     from kvnet.exchange.node import ExchangeNode
 
+__all__ = ["Callback", "Heard", "RamKeep", "Source", "StatementKeep", "Statements"]
+
 _log = logging.getLogger(__name__)
 
-BATCH = 64
-"""Statements checked and written together."""
-MAX_WAITING_TO_SEND = 4096
-"""Statements waiting for one peer; what does not fit it gets when it asks."""
-MAX_REFUSED = 4096
+MAX_REFUSED: Final = 4096
 """Statements remembered as no good, so that nobody sends them again and again."""
-MAX_WITHHELD = 1024
-"""Signers of whom a revocation is known to be missing."""
-MEMBERS_ASKED = 2
-"""Members asked at each look for what did not arrive."""
 
-_FIRST_TOLD = (
+_FIRST_TOLD: Final = (
     StatementType.REVOCATION,
     StatementType.REKEY,
     StatementType.MEMBERSHIP,
     StatementType.KEY_ROTATION,
 )
-"""What a first page begins with; the rest follows in any order."""
+"""What a first page begins with; the rest follows by age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +69,8 @@ class Heard:
 
     Attributes:
         statement: what, and by whom; its signature and times are good, and it outranks what was here before.
-        namespace: in which it was told; None when this node has said it in several.
-        session: by which peer; None for one of this node's own, or one read from disk.
+        namespace: in which it was told; None when it names none and this node has said it, or read it from disk.
+        session: by which peer; None for one of this node's own, one that was asked for, or one read from disk.
     """
 
     statement: SignedStatement
@@ -94,65 +83,6 @@ Callback = Callable[[Heard], None]
 
 Source = Callable[[Namespace], Iterable[bytes]]
 """Envelopes to tell members of a namespace besides those kept here, such as provider records that are still good."""
-
-
-class StatementKeep(Protocol):
-    """Where statements outlive the node. Blocking: called in a lane."""
-
-    def rows(self) -> list[Row]:
-        """Everything written and not removed."""
-        ...
-
-    def write(self, rows: Sequence[Row], gone: Sequence[PlaceKey]) -> None:
-        """Write and remove, all or nothing; on disk when it returns.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        ...
-
-
-class RamKeep:
-    """Keeps statements as long as the process runs."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[bytes, str, bytes], Row] = {}
-
-    def rows(self) -> list[Row]:
-        """Everything written and not removed."""
-        return list(self._rows.values())
-
-    def write(self, rows: Sequence[Row], gone: Sequence[PlaceKey]) -> None:
-        """Write and remove."""
-        for signer, kind, subject in gone:
-            self._rows.pop((signer, kind.value, subject), None)
-        for row in rows:
-            self._rows[row.signer, row.kind, row.subject] = row
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    envelope: bytes
-    namespace: Namespace
-    session: PeerSession | None
-
-
-@dataclass(slots=True, eq=False)
-class _Talk:
-    """What goes on with one session."""
-
-    session: PeerSession
-    told: gossip.Allowance
-    asks: gossip.Allowance
-    exchanged: gossip.Exchanged = field(default_factory=gossip.Exchanged)
-    waiting: deque[tuple[Namespace, bytes]] = field(default_factory=deque)
-    wanted: trio.Event = field(default_factory=trio.Event)
-    ask: trio.Event = field(default_factory=trio.Event)
-    queued: int = 0
-
-    def slot(self, namespace: Namespace) -> int | None:
-        """The slot of a namespace that both sides have proved."""
-        return self.session.slots.get(namespace)
 
 
 class Statements:
@@ -186,17 +116,16 @@ class Statements:
         self._book = StatementBook()
         self._ranks = Ranks()
         self._refused = gossip.Exchanged(MAX_REFUSED)
-        self._withheld: dict[tuple[NamespaceId, bytes], int] = {}
+        self._withheld = Withheld()
+        self._some_withheld = trio.Event()
         self._callbacks: dict[StatementType, list[Callback]] = {}
         self._sources: list[Source] = []
-        self._talks: dict[PeerSession, _Talk] = {}
-        self._queue: deque[_Waiting] = deque()
-        self._queued_bytes = 0
-        self._queue_filled = trio.Event()
-        self._settled = trio.Event()
-        self._settled.set()
+        self._talks = Talks(self, self._limits, random)
+        self._inbox = Inbox(self._limits)
         self._unwritten: set[PlaceKey] = set()
         self._writing = trio.Lock()
+        self._version = 0
+        self._applied: tuple[int, TrustPolicy, TrustPolicy] | None = None
         self.counters: Counter[str] = Counter()
 
     # --- what others use ----------------------------------------------------------------------------------------------
@@ -204,9 +133,9 @@ class Statements:
     def attach(self, node: "ExchangeNode") -> None:
         """Speak with the peers of this node, from its next session on."""
         node.offer_capability(Capability.STATEMENTS)
-        node.answer_with(Tell, self._answer_tell)
-        node.answer_with(GetStatements, self._answer_ask)
-        node.greet_with(self._greet)
+        node.answer_with(Tell, self._talks.answer_tell)
+        node.answer_with(GetStatements, self._talks.answer_ask)
+        node.greet_with(self._talks.greet)
 
     def subscribe(self, kind: StatementType, callback: Callback) -> None:
         """Be told of every statement of a type that counts from now on, own ones and those read from disk included.
@@ -233,30 +162,29 @@ class Statements:
             namespaces: where to tell a statement that names no namespace itself; by default in all of this node's.
 
         Raises:
-            StoreError: it cannot be written, or there are too many of its kind already.
+            StoreError: there are too many of its kind already.
         """
         statement = self._sign(make_body)
+        named = getattr(statement.body, "namespace", None)
         if statement.kind is StatementType.INVITATION:
             return statement
-        told_in = self._identity.namespaces() if namespaces is None else namespaces
         if statement.kind in NOT_KEPT:
             self._ranks.take(statement)
-            self._tell_subscribers(Heard(statement, self._named(statement.body), None))
         else:
-            taken = self._book.take(statement, scopes_of_body(statement.body, (n.id for n in told_in)), self._is_known)
-            if taken.verdict is Verdict.FULL:
+            told_in = self._identity.namespaces() if namespaces is None else namespaces
+            scopes = [NamespaceId(named)] if named is not None else [each.id for each in told_in]
+            if self._take(statement, frozenset(scopes)) is Verdict.FULL:
                 raise StoreError(
                     f"expected room for one more {statement.kind.value} of this node, found too many of them",
                     hint="kvnet doctor shows how many statements are kept",
                 )
-            self._unwritten.update(taken.changed)
             await self._write()
-            self._tell_subscribers(Heard(statement, self._named(statement.body), None))
+        self._publish(Heard(statement, self._named(statement.body), None))
         self._tell_on(statement, None)
         return statement
 
     def take(self, envelopes: Iterable[bytes], namespace: Namespace, session: PeerSession | None = None) -> int:
-        """Queue statements to be checked; `settled` says when that is done.
+        """Queue statements to be checked; `settled` waits for that.
 
         Args:
             envelopes: as received.
@@ -266,36 +194,31 @@ class Statements:
         Returns:
             How many were queued: fewer when the peer tells too much. It is asked for them later.
         """
-        talk = self._talks.get(session) if session is not None else None
+        talk = self._talks.of(session)
         queued = 0
         for envelope in envelopes:
             digest = blake3_hash(envelope)
             if talk is not None:
                 talk.exchanged.add(gossip.short(digest))
-            if gossip.short(digest) in self._refused or self._book.holds(digest, namespace.id):
+            known = self._book.holds(digest, namespace.id) or self._ranks.holds(digest)
+            if known or gossip.short(digest) in self._refused:
                 continue
-            if self._queued_bytes + len(envelope) > self._limits.queued_bytes or not self._may_queue(talk):
+            if self._inbox.put(Waiting(envelope, namespace, session, talk)):
+                queued += 1
+            else:
                 self.counters["statements_dropped"] += 1
-                continue
-            self._queue.append(_Waiting(envelope, namespace, session))
-            self._queued_bytes += len(envelope)
-            queued += 1
-        if queued:
-            self._settled = trio.Event() if self._settled.is_set() else self._settled
-            self._queue_filled.set()
         return queued
 
     async def settled(self) -> None:
         """Wait until everything queued so far has been checked."""
-        while not self._settled.is_set():
-            await self._settled.wait()
+        await self._inbox.settled()
 
     def all(self, kind: StatementType, *, namespace: Namespace | NamespaceId | None = None) -> list[SignedStatement]:
         """The statements of a type that count, oldest first; of one namespace, or of all."""
         return self._book.all(kind, namespace=namespace.id if isinstance(namespace, Namespace) else namespace)
 
     def latest(self, kind: StatementType, subject: bytes, signer: bytes) -> SignedStatement | None:
-        """What counts of one signer about one subject (`AnyStatement.subject`)."""
+        """What counts of one signer about one subject (`Statement.subject`)."""
         return self._book.latest(kind, subject, signer)
 
     def latest_revocation(self, namespace: Namespace) -> int:
@@ -310,15 +233,13 @@ class Statements:
             envelopes: signed statements.
             but: whom not to tell: whoever told us.
         """
-        named = [(gossip.short(blake3_hash(envelope)), envelope) for envelope in envelopes]
-        for session, talk in self._talks.items():
-            if session is but or talk.slot(namespace) is None:
-                continue
-            for name, envelope in named:
-                if len(talk.waiting) < MAX_WAITING_TO_SEND and talk.exchanged.add(name):
-                    talk.waiting.append((namespace, envelope))
-            if talk.waiting:
-                talk.wanted.set()
+        self._talks.spread(namespace, envelopes, but)
+
+    def applied(self, policy: TrustPolicy) -> TrustPolicy:
+        """A policy with what statements say; worked out again only when one of the two has changed."""
+        if self._applied is None or self._applied[0] != self._version or self._applied[1] != policy:
+            self._applied = (self._version, policy, policy.given(self._standing(policy)))
+        return self._applied[2]
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -328,47 +249,61 @@ class Statements:
             statement = _reopened(row)
             self._book.restore(row, statement)
             if statement is not None and timely(statement.body, self._now()) is None:
-                self._tell_subscribers(Heard(statement, self._named(statement.body), None))
+                self._publish(Heard(statement, self._named(statement.body), None))
+        self._version += 1
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Check what is told and look for what did not arrive, until cancelled; call `load` before."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._check_queue)
-            nursery.start_soon(self._reconcile_now_and_then)
+            nursery.start_soon(self._check_all)
+            nursery.start_soon(self._reconcile)
+            nursery.start_soon(self._look_for_withheld)
             task_status.started()
+
+    async def forget(self, namespace: NamespaceId) -> None:
+        """This node has left a namespace: what was told there alone is of no use any more."""
+        self._unwritten.update(self._book.leave(namespace))
+        self._withheld.leave(namespace)
+        self._version += 1
+        await self._write()
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
     def _sign(self, make_body: Callable[[int, int], AnyStatement]) -> SignedStatement:
         now_s = self._now()
         key = self._identity.signing_key()
-        body = make_body(int(now_s * 1000), int(now_s))
-        draft = sign_statement(body, key)
+        draft = sign_statement(make_body(int(now_s * 1000), int(now_s)), key)
         rank = self._ranks if draft.kind in NOT_KEPT else self._book
-        last = rank.sequence(draft.kind, body.subject, draft.signer)
-        if isinstance(body, Revocation):
+        last = rank.sequence(draft.kind, draft.body.subject, draft.signer)
+        if isinstance(draft.body, Revocation):
             # One number stands for all of a signer's revocations in its provider records.
             last = max(last, self._book.revocations(draft.signer))
         sequence = next_sequence(now_s, last)
-        return draft if sequence == body.sequence else sign_statement(make_body(sequence, int(now_s)), key)
+        return draft if sequence == draft.body.sequence else sign_statement(make_body(sequence, int(now_s)), key)
 
     def _named(self, body: AnyStatement) -> Namespace | None:
         named = getattr(body, "namespace", None)
         return next((each for each in self._identity.namespaces() if each.id == named), None)
 
-    def _is_known(self, namespace: NamespaceId, signer: bytes) -> bool:
-        del namespace
-        policy = self._identity.policy()
-        return signer in policy.own or signer in policy.trusted
+    def _publish(self, heard: Heard) -> None:
+        for callback in self._callbacks.get(heard.statement.kind, ()):
+            callback(heard)
+
+    def _tell_on(self, statement: SignedStatement, but: PeerSession | None) -> None:
+        kept = statement.kind not in NOT_KEPT
+        scopes = self._book.scopes_of(statement) if kept else {getattr(statement.body, "namespace", b"")}
+        for namespace in self._identity.namespaces():
+            if namespace.id in scopes:
+                self._talks.spread(namespace, [statement.envelope], but)
 
     async def _write(self) -> None:
         """Have what has changed on disk. What cannot be written counts all the same, and is tried again later."""
         async with self._writing:
             changed = list(self._unwritten)
-            rows = [row for key in changed if (row := self._book.row(key)) is not None]
-            gone = [key for key in changed if self._book.row(key) is None]
             if not changed:
                 return
+            rows = [row for key in changed if (row := self._book.row(key)) is not None]
+            gone = [key for key in changed if self._book.row(key) is None]
             try:
                 await self._lane.run(self._keep.write, rows, gone)
             except KvnetError as error:
@@ -377,221 +312,132 @@ class Statements:
             else:
                 self._unwritten.difference_update(changed)
 
-    def _tell_subscribers(self, heard: Heard) -> None:
-        for callback in self._callbacks.get(heard.statement.kind, ()):
-            callback(heard)
-
-    def _tell_on(self, statement: SignedStatement, but: PeerSession | None) -> None:
-        if statement.kind is StatementType.PROVIDER:
-            named = self._named(statement.body)
-            scopes = frozenset() if named is None else frozenset({named.id})
-        else:
-            scopes = self._book.scopes_of(statement)
-        for namespace in self._identity.namespaces():
-            if namespace.id in scopes:
-                self.spread(namespace, [statement.envelope], but=but)
-
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    def _may_queue(self, talk: _Talk | None) -> bool:
-        if talk is None:
-            return True
-        if talk.queued >= self._limits.queued or not talk.told.take(1, trio.current_time()):
-            return False
-        talk.queued += 1
-        return True
+    async def _check_all(self) -> None:
+        async with aclosing(self._inbox.batches()) as batches:
+            async for batch in batches:
+                await self._check(batch)
 
-    async def _check_queue(self) -> None:
-        while True:
-            await self._queue_filled.wait()
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            self._queued_bytes -= sum(len(each.envelope) for each in batch)
-            await self._check(batch)
-            if not self._queue:
-                self._queue_filled = trio.Event()
-                self._settled.set()
-
-    async def _check(self, batch: Sequence[_Waiting]) -> None:
+    async def _check(self, batch: Sequence[Waiting]) -> None:
         heard: list[Heard] = []
         for each in batch:
             await trio.lowlevel.checkpoint()
-            talk = self._talks.get(each.session) if each.session is not None else None
-            if talk is not None:
-                talk.queued -= 1
             statement = self._opened(each)
             if statement is None:
                 continue
-            verdict = self._rank(statement, each.namespace)
+            verdict = self._take(statement, self._scopes(statement.body, each.namespace))
             self.counters[f"statements_{verdict.value}"] += 1
             if verdict in {Verdict.NEW, Verdict.WIDENED}:
                 heard.append(Heard(statement, each.namespace, each.session))
         await self._write()
         for each_heard in heard:
-            self._tell_subscribers(each_heard)
+            self._publish(each_heard)
             if each_heard.statement.kind not in NOT_KEPT:
                 self._tell_on(each_heard.statement, each_heard.session)
 
-    def _rank(self, statement: SignedStatement, namespace: Namespace) -> Verdict:
-        if statement.kind in NOT_KEPT:
-            return self._ranks.take(statement)
-        taken = self._book.take(statement, self._scopes(statement.body, namespace), self._is_known)
-        self._unwritten.update(taken.changed)
-        return taken.verdict
-
-    def _opened(self, waiting: _Waiting) -> SignedStatement | None:
+    def _opened(self, waiting: Waiting) -> SignedStatement | None:
         """The statement in an envelope, if it may count here and now."""
-        name = gossip.short(blake3_hash(waiting.envelope))
         try:
             statement = open_statement(waiting.envelope)
         except KvnetError:
-            self._refused.add(name)
-            self.counters["statements_invalid"] += 1
+            self._refuse(waiting, "statements_invalid")
             return None
-        untimely = timely(statement.body, self._now())
-        if untimely is not None:
+        if timely(statement.body, self._now()) is not None:
+            # Not remembered as no good: with a clock set right it may be.
             self.counters["statements_untimely"] += 1
             return None
         if statement.kind is StatementType.INVITATION or not scopes_of_body(statement.body, [waiting.namespace.id]):
-            self._refused.add(name)
-            self.counters["statements_misplaced"] += 1
+            self._refuse(waiting, "statements_misplaced")
             return None
         return statement
 
+    def _refuse(self, waiting: Waiting, counter: str) -> None:
+        self._refused.add(name_of(waiting.envelope))
+        self.counters[counter] += 1
+
     def _scopes(self, body: AnyStatement, namespace: Namespace) -> frozenset[NamespaceId]:
         """Where it is told on: what concerns keys of a swarm concerns the owner's other machines too."""
-        namespaces = self._identity.namespaces()
-        mine = [namespaces[0].id] if namespaces else []
-        return scopes_of_body(body, [namespace.id, *mine])
+        return scopes_of_body(body, [namespace.id, *(each.id for each in self._identity.namespaces()[:1])])
 
-    # --- answering ----------------------------------------------------------------------------------------------------
+    def _take(self, statement: SignedStatement, scopes: frozenset[NamespaceId]) -> Verdict:
+        if statement.kind in NOT_KEPT:
+            verdict = self._ranks.take(statement)
+            if verdict is Verdict.NEW and isinstance(statement.body, ProviderRecord):
+                self._note_told_of(statement.signer, statement.body)
+            return verdict
+        taken = self._book.take(statement, scopes, self._believes)
+        self._unwritten.update(taken.changed)
+        if taken.changed and statement.kind in RELEVANT:
+            self._version += 1
+            self._withheld.arrived(statement.signer, self._book.revocations)
+        return taken.verdict
 
-    def _shared(self, session: PeerSession, slot: int) -> Namespace | None:
-        namespace = session.opened.namespaces.get(slot)
-        return namespace if namespace in self._identity.namespaces() else None
+    def _believes(self, namespace: NamespaceId, publisher: bytes) -> bool:
+        return self._identity.policy().believes(publisher, namespace)
 
-    def _answer_tell(self, session: PeerSession, request: Request) -> Reply:
-        assert isinstance(request, Tell)  # noqa: S101 - the node hands out requests by their kind
-        namespace = self._shared(session, request.slot)
-        if namespace is None:
-            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        if gossip.size_bytes(request) > MAX_TOLD_BYTES:
-            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
-        self.take(request.statements, namespace, session)
-        return Told(request_id=request.request_id)
+    # --- what statements come to --------------------------------------------------------------------------------------
 
-    def _answer_ask(self, session: PeerSession, request: Request) -> Reply:
-        assert isinstance(request, GetStatements)  # noqa: S101 - the node hands out requests by their kind
-        namespace = self._shared(session, request.slot)
-        if namespace is None or not gossip.is_ordered(request):
-            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        talk = self._talks.get(session)
-        if talk is not None and not talk.asks.take(1, trio.current_time()):
-            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
-        reply = gossip.answer(request, self._held(namespace))
-        if talk is not None:
-            for name in [*request.known, *(gossip.short(blake3_hash(each)) for each in reply.statements)]:
-                talk.exchanged.add(name)
-        return reply
+    def _standing(self, policy: TrustPolicy) -> Standing:
+        relevant = [statement for kind in sorted(RELEVANT, key=str) for statement in self._book.all(kind)]
+        scopes = {statement.envelope: self._book.scopes_of(statement) for statement in relevant}
+        return standing(relevant, policy.keys, scopes=scopes, withheld=self._withheld.publishers())
 
-    def _held(self, namespace: Namespace) -> dict[bytes, bytes]:
-        """Everything that may be told in a namespace, by short name, the most important first."""
-        now_s = self._now()
-        rank = {kind: place for place, kind in enumerate(_FIRST_TOLD)}
-        kept = sorted(
-            self._book.held_in(namespace.id),
-            key=lambda entry: (rank.get(entry[1].kind, len(rank)), entry[1].body.sequence),
-        )
-        held = {
-            gossip.short(digest): statement.envelope
-            for digest, statement in kept
-            if not statement.body.expires or statement.body.expires > now_s
-        }
-        for source in self._sources:
-            held.update((gossip.short(blake3_hash(envelope)), envelope) for envelope in source(namespace))
-        return held
-
-    # --- asking and telling -------------------------------------------------------------------------------------------
-
-    async def _greet(self, session: PeerSession) -> None:
-        """Ask for everything that is not known, and tell of what is new, as long as the session lasts."""
-        if Capability.STATEMENTS not in session.opened.capabilities or not session.slots:
+    def _note_told_of(self, signer: bytes, record: ProviderRecord) -> None:
+        """A record says which revocation is its signer's latest: whoever has passed it on may have held that back."""
+        namespace = NamespaceId(record.namespace)
+        if not self._believes(namespace, signer):
             return
-        now = trio.current_time()
-        limits = self._limits
-        talk = _Talk(
-            session,
-            gossip.Allowance(limits.statements_per_s, limits.statements_burst, now),
-            gossip.Allowance(limits.asks_per_s, limits.asks_burst, now),
-        )
-        self._talks[session] = talk
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._keep_telling, talk)
-                talk.ask.set()
-                await self._keep_asking(talk)
-        finally:
-            del self._talks[session]
+        known = self._book.revocations(signer, namespace)
+        if self._withheld.told_of(namespace, signer, record.revocations, known):
+            self.counters["revocations_withheld"] += 1
+            self._version += 1
+            self._some_withheld.set()
 
-    async def _keep_asking(self, talk: _Talk) -> None:
+    async def _look_for_withheld(self) -> None:
         while True:
-            await talk.ask.wait()
-            talk.ask = trio.Event()
-            for namespace in talk.session.slots:
-                try:
-                    await self._ask_for_all(talk, namespace)
-                except KvnetError as error:
-                    _log.debug("a member did not tell its statements: %s", error)
+            await self._some_withheld.wait()
+            self._some_withheld = trio.Event()
+            patience_s = gossip.ASK_AGAIN_S
+            while self._withheld:
+                self._talks.ask_everybody()
+                with trio.move_on_after(patience_s):
+                    await self._some_withheld.wait()
+                    # One more: it is asked for with the rest, no sooner than those.
+                    await trio.sleep(patience_s)
+                patience_s = min(2 * patience_s, gossip.RECONCILE_S)
 
-    async def _ask_for_all(self, talk: _Talk, namespace: Namespace) -> None:
-        slot = talk.slot(namespace)
-        if slot is None:
-            return
-        asking = gossip.Asking({*self._held(namespace), *self._refused})
-        again = True
-        while again:
-            again = False
-            for known in gossip.windows(asking.known):
-                reply = await talk.session.ask(GetStatements(request_id=0, slot=slot, known=known))
-                assert isinstance(reply, StatementsReply)  # noqa: S101 - the session lets only fitting replies through
-                names = [gossip.short(blake3_hash(each)) for each in reply.statements]
-                again |= asking.learned(names, more=reply.more)
-                # Asked for: it costs the peer nothing of what it may tell, and us no more than we ask.
-                self.take(reply.statements, namespace)
-                for name in names:
-                    talk.exchanged.add(name)
-                await self.settled()
-
-    async def _keep_telling(self, talk: _Talk) -> None:
-        while True:
-            await talk.wanted.wait()
-            talk.wanted = trio.Event()
-            while talk.waiting:
-                namespace = talk.waiting[0][0]
-                count = next((i for i, (each, _) in enumerate(talk.waiting) if each != namespace), len(talk.waiting))
-                envelopes = [talk.waiting.popleft()[1] for _ in range(count)]
-                slot = talk.slot(namespace)
-                if slot is None:
-                    continue
-                for page in gossip.pages(envelopes):
-                    try:
-                        await talk.session.ask(Tell(request_id=0, slot=slot, statements=page))
-                    except KvnetError as error:
-                        _log.debug("a member could not be told: %s", error)
-
-    async def _reconcile_now_and_then(self) -> None:
+    async def _reconcile(self) -> None:
         while True:
             await trio.sleep(gossip.next_reconcile_s(self._random(1)[0] / 255))
             self._unwritten.update(self._book.expire(self._now()))
             await self._write()
-            talks = list(self._talks.values())
-            for _ in range(min(MEMBERS_ASKED, len(talks))):
-                chosen = int.from_bytes(self._random(4), "big") % len(talks)
-                talks.pop(chosen).ask.set()
+            self._talks.ask_some()
 
-    def ask_everybody(self) -> None:
-        """Ask all connected members for what is not known here."""
-        for talk in self._talks.values():
-            talk.ask.set()
+    # --- what the talks read ------------------------------------------------------------------------------------------
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Those this node is in now."""
+        return self._identity.namespaces()
+
+    def refused(self) -> Iterable[bytes]:
+        """Short names of what was found to be no good."""
+        return self._refused
+
+    def held(self, namespace: Namespace) -> dict[bytes, bytes]:
+        """Everything that may be told in a namespace, by short name, the most important first."""
+        now_s = self._now()
+        rank = {kind: place for place, kind in enumerate(_FIRST_TOLD)}
+        kept = [(digest, each) for digest, each in self._book.held_in(namespace.id) if not _expired(each.body, now_s)]
+        kept.sort(key=lambda entry: (rank.get(entry[1].kind, len(rank)), entry[1].body.sequence))
+        held = {gossip.short(digest): each.envelope for digest, each in kept}
+        for source in self._sources:
+            held.update((name_of(envelope), envelope) for envelope in source(namespace))
+        return held
+
+
+def _expired(body: AnyStatement, now_s: float) -> bool:
+    return 0 < body.expires <= now_s
 
 
 def _reopened(row: Row) -> SignedStatement | None:

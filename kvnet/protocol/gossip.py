@@ -26,6 +26,9 @@ RECONCILE_S: Final = 180.0
 RECONCILE_SPREAD: Final = 0.25
 """Share by which that is longer or shorter, so that nodes started together do not ask together."""
 
+ASK_AGAIN_S: Final = 5.0
+"""Seconds after which all members are asked once more for a revocation that is missing; then twice that, and so on."""
+
 MAX_PAGES_ASKED: Final = 512
 """Pages of one answer: 32,768 statements; a peer that says there is more is not asked on."""
 
@@ -186,15 +189,15 @@ class GossipLimits:
         statements_burst: statements at once.
         asks_per_s: `GetStatements` it may send, on average.
         asks_burst: of them at once: the pages of a first exchange.
-        queued: statements of one peer that may wait to be checked.
-        queued_bytes: bytes of all statements that may wait.
+        peer_queued_bytes: bytes of one peer's statements that may wait to be checked.
+        queued_bytes: the same of all peers.
     """
 
     statements_per_s: float = 50.0
     statements_burst: float = 2048.0
     asks_per_s: float = 2.0
     asks_burst: float = 256.0
-    queued: int = 512
+    peer_queued_bytes: int = 1024 * 1024
     queued_bytes: int = 8 * 1024 * 1024
 
 

@@ -364,6 +364,7 @@ class Ranks:
     def __init__(self, limit: int = MAX_RANKS) -> None:
         self._limit = limit
         self._places: OrderedDict[PlaceKey, tuple[int, bytes]] = OrderedDict()
+        self._hashes: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -379,10 +380,16 @@ class Ranks:
                 return Verdict.KNOWN
             if (statement.body.sequence, before[1]) <= (before[0], digest):
                 return Verdict.OUTRANKED
+            self._hashes.discard(before[1])
         self._places[key] = (statement.body.sequence, digest)
+        self._hashes.add(digest)
         if len(self._places) > self._limit:
-            self._places.popitem(last=False)
+            self._hashes.discard(self._places.popitem(last=False)[1][1])
         return Verdict.NEW
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether a statement, named by the BLAKE3 of its envelope, has the place of its subject."""
+        return digest in self._hashes
 
     def sequence(self, kind: StatementType, subject: bytes, signer: bytes) -> int:
         """The highest sequence seen; 0 for none."""

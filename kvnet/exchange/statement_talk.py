@@ -1,0 +1,236 @@
+"""Talking with members about statements: ask for what is not known, answer, and tell of what is new."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from kvnet.errors import KvnetError
+from kvnet.exchange.session import PeerSession
+from kvnet.format.hashes import blake3_hash
+from kvnet.protocol import gossip
+from kvnet.protocol.messages import (
+    MAX_TOLD_BYTES,
+    Capability,
+    GetStatements,
+    RefusalReason,
+    Refused,
+    Reply,
+    Request,
+    Tell,
+    Told,
+)
+from kvnet.protocol.messages import (
+    Statements as StatementsReply,
+)
+from kvnet.trust.namespace import Namespace
+
+_log = logging.getLogger(__name__)
+
+MAX_WAITING_TO_SEND = 4096
+"""Statements waiting for one peer; what does not fit it gets when it asks."""
+MEMBERS_ASKED = 2
+"""Members asked at each look for what did not arrive."""
+
+
+@dataclass(slots=True, eq=False)
+class Talk:
+    """What goes on with one session.
+
+    Attributes:
+        session: with whom.
+        told: what it may still tell.
+        asks: how often it may still ask.
+        exchanged: what it is known to know.
+        waiting: what it is to be told.
+        queued_bytes: bytes it has told that are not checked yet.
+    """
+
+    session: PeerSession
+    told: gossip.Allowance
+    asks: gossip.Allowance
+    exchanged: gossip.Exchanged = field(default_factory=gossip.Exchanged)
+    waiting: deque[tuple[Namespace, bytes]] = field(default_factory=deque)
+    wanted: trio.Event = field(default_factory=trio.Event)
+    ask: trio.Event = field(default_factory=trio.Event)
+    queued_bytes: int = 0
+
+
+class Shelf(Protocol):
+    """Where the statements are: what one talks about."""
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Those this node is in now."""
+        ...
+
+    def held(self, namespace: Namespace) -> dict[bytes, bytes]:
+        """Everything that may be told in a namespace, by short name, the most important first."""
+        ...
+
+    def refused(self) -> Iterable[bytes]:
+        """Short names of what was found to be no good."""
+        ...
+
+    def take(self, envelopes: Iterable[bytes], namespace: Namespace, session: PeerSession | None = None) -> int:
+        """Queue what has come."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until what was queued so far is checked."""
+        ...
+
+
+class Talks:
+    """All sessions in which statements are talked about.
+
+    Args:
+        shelf: where the statements are.
+        limits: what one peer may cost.
+        random: source of random bytes, for who is asked when.
+    """
+
+    def __init__(self, shelf: Shelf, limits: gossip.GossipLimits, random: Callable[[int], bytes]) -> None:
+        self._shelf = shelf
+        self._limits = limits
+        self._random = random
+        self._talks: dict[PeerSession, Talk] = {}
+
+    def of(self, session: PeerSession | None) -> Talk | None:
+        """The talk with a session that is open."""
+        return self._talks.get(session) if session is not None else None
+
+    def __len__(self) -> int:
+        return len(self._talks)
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def answer_tell(self, session: PeerSession, request: Request) -> Reply:
+        """Take what a member tells."""
+        assert isinstance(request, Tell)  # noqa: S101 - the node hands out requests by their kind
+        namespace = self._shared(session, request.slot)
+        if namespace is None:
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        if gossip.size_bytes(request) > MAX_TOLD_BYTES:
+            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+        self._shelf.take(request.statements, namespace, session)
+        return Told(request_id=request.request_id)
+
+    def answer_ask(self, session: PeerSession, request: Request) -> Reply:
+        """Give a member a page of what it does not know."""
+        assert isinstance(request, GetStatements)  # noqa: S101 - the node hands out requests by their kind
+        namespace, talk = self._shared(session, request.slot), self._talks.get(session)
+        if namespace is None or not gossip.is_ordered(request):
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        if talk is not None and not talk.asks.take(1, trio.current_time()):
+            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+        reply = gossip.answer(request, self._shelf.held(namespace))
+        if talk is not None:
+            for name in [*request.known, *map(name_of, reply.statements)]:
+                talk.exchanged.add(name)
+        return reply
+
+    def _shared(self, session: PeerSession, slot: int) -> Namespace | None:
+        """The namespace of a slot, if this node is still in it, under that lookup secret."""
+        namespace = session.opened.namespaces.get(slot)
+        return namespace if namespace in self._shelf.namespaces() else None
+
+    # --- asking and telling -------------------------------------------------------------------------------------------
+
+    def spread(self, namespace: Namespace, envelopes: Iterable[bytes], but: PeerSession | None) -> None:
+        """Have every member told that is not known to know; all are sent at once, in order."""
+        named = [(name_of(envelope), envelope) for envelope in envelopes]
+        for session, talk in self._talks.items():
+            if session is but or namespace not in session.slots:
+                continue
+            for name, envelope in named:
+                if len(talk.waiting) < MAX_WAITING_TO_SEND and talk.exchanged.add(name):
+                    talk.waiting.append((namespace, envelope))
+            if talk.waiting:
+                talk.wanted.set()
+
+    def ask_everybody(self) -> None:
+        """Ask all members for what is not known here."""
+        for talk in self._talks.values():
+            talk.ask.set()
+
+    def ask_some(self) -> None:
+        """Ask a few members, picked at random."""
+        talks = list(self._talks.values())
+        for _ in range(min(MEMBERS_ASKED, len(talks))):
+            talks.pop(int.from_bytes(self._random(4), "big") % len(talks)).ask.set()
+
+    async def greet(self, session: PeerSession) -> None:
+        """Ask for everything that is not known, and tell of what is new, as long as the session lasts."""
+        if Capability.STATEMENTS not in session.opened.capabilities or not session.slots:
+            return
+        now, limits = trio.current_time(), self._limits
+        talk = Talk(
+            session,
+            gossip.Allowance(limits.statements_per_s, limits.statements_burst, now),
+            gossip.Allowance(limits.asks_per_s, limits.asks_burst, now),
+        )
+        talk.ask.set()
+        self._talks[session] = talk
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_telling, talk)
+                nursery.start_soon(self._keep_asking, talk)
+        finally:
+            del self._talks[session]
+
+    async def _keep_asking(self, talk: Talk) -> None:
+        while True:
+            await talk.ask.wait()
+            talk.ask = trio.Event()
+            for namespace in talk.session.slots:
+                try:
+                    await self._ask_for_all(talk, namespace)
+                except KvnetError as error:
+                    _log.debug("a member did not tell its statements: %s", error)
+
+    async def _ask_for_all(self, talk: Talk, namespace: Namespace) -> None:
+        slot = talk.session.slots[namespace]
+        asking = gossip.Asking({*self._shelf.held(namespace), *self._shelf.refused()})
+        again = True
+        while again:
+            again = False
+            for known in gossip.windows(asking.known):
+                reply = await talk.session.ask(GetStatements(request_id=0, slot=slot, known=known))
+                assert isinstance(reply, StatementsReply)  # noqa: S101 - the session lets only fitting replies through
+                names = [name_of(envelope) for envelope in reply.statements]
+                again |= asking.learned(names, more=reply.more)
+                for name in names:
+                    talk.exchanged.add(name)
+                # Asked for: it costs the peer nothing of what it may tell, and we ask no faster than we check.
+                self._shelf.take(reply.statements, namespace)
+                await self._shelf.settled()
+
+    async def _keep_telling(self, talk: Talk) -> None:
+        while True:
+            await talk.wanted.wait()
+            talk.wanted = trio.Event()
+            while talk.waiting:
+                namespace, envelopes = _next_run(talk.waiting)
+                for page in gossip.pages(envelopes):
+                    slot = talk.session.slots[namespace]
+                    try:
+                        await talk.session.ask(Tell(request_id=0, slot=slot, statements=page))
+                    except KvnetError as error:
+                        _log.debug("a member could not be told: %s", error)
+
+
+def name_of(envelope: bytes) -> bytes:
+    """The short name of a statement."""
+    return gossip.short(blake3_hash(envelope))
+
+
+def _next_run(waiting: deque[tuple[Namespace, bytes]]) -> tuple[Namespace, list[bytes]]:
+    """What comes first, and all behind it that is of the same namespace; taken out."""
+    namespace = waiting[0][0]
+    envelopes = []
+    while waiting and waiting[0][0] == namespace:
+        envelopes.append(waiting.popleft()[1])
+    return namespace, envelopes
