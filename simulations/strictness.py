@@ -49,7 +49,7 @@ def explain(message: str, content: Any, keys: Keys) -> str:
     found = repr(_value(path, content))[:_MAX_SHOWN]
     if what.startswith("Invalid value"):
         return f"{path}: expected one of {', '.join(keys.choices.get(last, ()))}, found {found}"
-    expected = re.sub(r", got .*", "", what).removeprefix("Expected ")
+    expected = re.sub(r", got .*", "", what).removeprefix("Expected ").replace(" | null`", "`")
     for theirs, ours in _WORDS.items():
         expected = expected.replace(theirs, ours)
     return f"{path}: expected {expected}, found {found}"

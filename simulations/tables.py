@@ -10,18 +10,21 @@ import numpy as np
 
 from simulations.results import Array, NodeResult, RequestResult, RunResult, Summary, summary
 
+MAX_REQUEST_ROWS = 500_000
+"""More rows are not written as CSV: `columns.npz` has them all."""
+
 
 def write_csv(results: Sequence[RunResult], folder: Path) -> list[Path]:
-    """A line for each run, each request and each node, in three files of a folder.
+    """A line for each run, each node and each request, in files of a folder.
 
     Returns:
-        `runs.csv`, `requests.csv`, `nodes.csv`.
+        `runs.csv`, `nodes.csv`, and `requests.csv` where these are at most `MAX_REQUEST_ROWS`.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / name for name in ("runs.csv", "requests.csv", "nodes.csv")]
+    files = [folder / name for name in ("runs.csv", "nodes.csv", "requests.csv")]
     summaries = [_flat(summary(result)) for result in results]
     names = list(dict.fromkeys(name for row in summaries for name in row))
     with files[0].open("w", newline="", encoding="utf-8") as out:
@@ -30,15 +33,18 @@ def write_csv(results: Sequence[RunResult], folder: Path) -> list[Path]:
         table.writerows(summaries)
     with files[1].open("w", newline="", encoding="utf-8") as out:
         rows = csv.writer(out, lineterminator="\n")
-        rows.writerow(["policy", "seed", "node", "n_input", *RequestResult._fields])
-        for each in results:
-            columns = [each.node, each.n_input, *(each.requests[name] for name in RequestResult._fields)]
-            _write_rows(rows, each, columns)
-    with files[2].open("w", newline="", encoding="utf-8") as out:
-        rows = csv.writer(out, lineterminator="\n")
         rows.writerow(["policy", "seed", "node", *NodeResult._fields])
         for each in results:
             columns = [np.arange(len(each.nodes["requests"])), *(each.nodes[name] for name in NodeResult._fields)]
+            _write_rows(rows, each, columns)
+    if sum(each.n_requests for each in results) > MAX_REQUEST_ROWS:
+        files.pop().unlink(missing_ok=True)
+        return files
+    with files[2].open("w", newline="", encoding="utf-8") as out:
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(["policy", "seed", "node", "n_input", *RequestResult._fields])
+        for each in results:
+            columns = [each.node, each.n_input, *(each.requests[name] for name in RequestResult._fields)]
             _write_rows(rows, each, columns)
     return files
 

@@ -1,0 +1,99 @@
+"""What would some machines like mine save on this trace? A scenario from a few flags and a calibration."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from kvnet.errors import MalformedError, UsageError
+from simulations.scenario import Scenario, parse
+from simulations.workload.traces import find
+
+ESTIMATED: Final = ("none", "own", "swarm", "central")
+"""Policies that are shown beside each other."""
+MAX_CALIBRATION_BYTES: Final = 1 << 20
+
+
+class _Point(Struct, frozen=True):
+    position: int
+    tokens_s: float
+
+
+class _Calibration(Struct, frozen=True):
+    """What is needed of a calibration as a node keeps it, or as `kvnet bench calibrate --json` prints it."""
+
+    model: str
+    prefill: list[_Point]
+    restore_bytes_s: float
+    kv_bytes_per_token: int
+    restore_fixed_s: float = 0.0
+    decode_bytes_s: dict[str, float] = {}
+
+
+def scenario_of(
+    trace: str,
+    *,
+    machines: int,
+    chip: str,
+    model: str,
+    link: str,
+    calibration: str = "",
+    requests: int = 0,
+    stretch: float = 1.0,
+) -> Scenario:
+    """Some machines that are alike, and a trace.
+
+    Args:
+        trace: a path, or the name of an excerpt.
+        machines: how many.
+        chip: as the tables have it; with a calibration it only says how fast answers are.
+        model: as the tables have it; the same.
+        link: as the tables have it.
+        calibration: a file; none if empty.
+        requests: at most so many of the trace; 0 for all.
+        stretch: all times are multiplied by it.
+
+    Raises:
+        UsageError: no such trace or file.
+        MalformedError: the file holds no calibration.
+        ConfigError: a value that cannot be.
+    """
+    group: dict[str, Any] = {"count": machines, "chip": chip, "link": link}
+    like = f"{chip}, {model}"
+    if calibration:
+        measured = _read(Path(calibration))
+        like = f"calibrated with {measured.model}"
+        group["measured"] = {
+            "prefill": [[point.position, point.tokens_s] for point in measured.prefill],
+            "restore_bytes_s": measured.restore_bytes_s,
+            "restore_fixed_s": measured.restore_fixed_s,
+            "decode_bytes_s": {name: rate for name, rate in measured.decode_bytes_s.items() if rate > 0},
+            "kv_bytes_per_token": measured.kv_bytes_per_token,
+        }
+    path = find(trace)
+    return parse(
+        {
+            "name": "estimate",
+            "title": f"{machines:,} machines ({like}) on {link}: {path.name}",
+            "model": model,
+            "machines": [group],
+            "workload": {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch},
+        },
+        where="estimate",
+    )
+
+
+def _read(path: Path) -> _Calibration:
+    try:
+        if path.stat().st_size > MAX_CALIBRATION_BYTES:
+            raise MalformedError(f"{path}: expected at most {MAX_CALIBRATION_BYTES:,} bytes of a calibration")
+        # `--json` prints one object a line, and the result last.
+        last = path.read_bytes().strip().splitlines()[-1:]
+        return msgspec.json.decode(last[0] if last else b"", type=_Calibration)
+    except OSError as error:
+        raise UsageError(f"expected a calibration in {path}, found: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise MalformedError(
+            f"{path}: expected a calibration, found: {error}", hint="kvnet bench calibrate --json > FILE writes one."
+        ) from error

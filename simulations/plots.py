@@ -1,0 +1,262 @@
+"""What a comparison of policies found, as plots: each title says the finding, each axis its unit."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from simulations.charts import bars, colours, figure, policies_axis, write
+from simulations.rendering import percent, seconds, size
+from simulations.results import RunResult, Summary, summary
+from simulations.saved import Saved
+
+MAX_CURVES: Final = 7
+"""More curves in one plot cannot be told apart; bars have them all."""
+ALWAYS: Final = ("none", "own", "swarm", "central")
+DAY_S: Final = 86_400.0
+_MIN_TTFT_S: Final = 1e-3
+
+
+class _Runs:
+    """The runs of one scenario, and what was found of them."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.title = saved.title
+        self.results = saved.runs
+        self.summaries = [summary(run) for run in saved.runs]
+        self.names = [run.policy for run in saved.runs]
+        self.where = f"{saved.title}; {self.summaries[0].requests:,} requests, seed {saved.runs[0].seed}"
+
+    def found(self, policy: str) -> Summary | None:
+        return next((each for each in self.summaries if each.policy == policy), None)
+
+    def result(self, policy: str) -> RunResult | None:
+        return next((each for each in self.results if each.policy == policy), None)
+
+    def few(self) -> list[RunResult]:
+        """The four that are always there, then others while there is room."""
+        first = [each for each in self.results if each.policy in ALWAYS]
+        others = [each for each in self.results if each.policy not in ALWAYS]
+        chosen = {each.policy for each in [*first, *others][:MAX_CURVES]}
+        return [each for each in self.results if each.policy in chosen]
+
+
+def draw(saved: Saved, folder: Path) -> list[Path]:
+    """All plots of a result, as PNG and SVG.
+
+    Args:
+        saved: the result.
+        folder: where they are written.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    runs = _Runs(saved)
+    plots: tuple[tuple[str, Callable[[_Runs], Figure]], ...] = (
+        ("hit_rate", _hit_rate),
+        ("ttft", _ttft),
+        ("prefill_saved", _prefill_saved),
+        ("bytes_moved", _bytes_moved),
+        ("ssd_writes", _ssd_writes),
+        ("announcing", _announcing),
+        ("load", _load),
+        ("where_it_loses", _where_it_loses),
+    )
+    return [file for name, plot in plots for file in write(plot(runs), folder, name)]
+
+
+def _against(runs: _Runs, sentence: Callable[[Summary, Summary], str], otherwise: Callable[[Summary], str]) -> str:
+    """A finding about the swarm against own caches, or else about the best run."""
+    swarm, own = runs.found("swarm"), runs.found("own") or runs.found("none")
+    if swarm is not None and own is not None:
+        return sentence(swarm, own)
+    return otherwise(max(runs.summaries, key=lambda each: each.hit_token_fraction))
+
+
+def _alone(run: Summary) -> str:
+    return "no sharing at all" if run.policy == "none" else "own caches alone"
+
+
+def _hit_rate(runs: _Runs) -> Figure:
+    title = _against(
+        runs,
+        lambda swarm, own: (
+            f"The swarm reuses {percent(swarm.hit_token_fraction)} of all prompt tokens, "
+            f"{_alone(own)} {percent(own.hit_token_fraction)}"
+        ),
+        lambda best: f"{best.policy} reuses {percent(best.hit_token_fraction)} of all prompt tokens",
+    )
+    made, axes = figure(title, runs.where, height=_height(runs))
+    places = range(len(runs.names))
+    left = np.zeros(len(runs.names))
+    parts = (
+        ("from the node's RAM", "#9cc3e6", [each.own_ram_fraction for each in runs.summaries]),
+        ("from the node's disk", "#3b75af", [each.own_disk_fraction for each in runs.summaries]),
+        ("from peers", "#2f8f4e", [each.peer_fraction for each in runs.summaries]),
+    )
+    for label, colour, shares in parts:
+        values = 100 * np.array(shares)
+        axes.barh(places, values, left=left, color=colour, label=label)
+        left += values
+    for place, total in zip(places, left.tolist(), strict=True):
+        axes.text(total + 1, place, f"{total:.1f} %", va="center", fontsize=9)
+    policies_axis(axes, runs.names)
+    axes.set_xlim(0, 112)
+    axes.set_xlabel("prompt tokens not computed, % of all")
+    made.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return made
+
+
+def _ttft(runs: _Runs) -> Figure:
+    title = _against(
+        runs,
+        lambda swarm, own: (
+            f"Half of all first tokens come within {seconds(swarm.ttft_s['p50'])} in the swarm, within "
+            f"{seconds(own.ttft_s['p50'])} with {_alone(own)}; nine of ten within {seconds(swarm.ttft_s['p90'])} "
+            f"and {seconds(own.ttft_s['p90'])}"
+        ),
+        lambda best: f"Half of all first tokens come within {seconds(best.ttft_s['p50'])} with {best.policy}",
+    )
+    made, axes = figure(title, runs.where)
+    known = colours(runs.names)
+    for run in runs.few():
+        times_s = np.sort(np.maximum(run.requests["ttft_s"], _MIN_TTFT_S))
+        # A thousand points show all that can be seen.
+        share = np.linspace(0, 100, min(1001, max(2, len(times_s))))
+        axes.plot(np.percentile(times_s, share), share, color=known[run.policy], label=run.policy, linewidth=1.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("time to first token, s (logarithmic)")
+    axes.set_ylabel("requests answered by then, %")
+    axes.set_ylim(0, 100)
+    axes.legend(fontsize=9, frameon=False)
+    return made
+
+
+def _prefill_saved(runs: _Runs) -> Figure:
+    title = _against(
+        runs,
+        lambda swarm, own: (
+            f"The swarm spares {percent(swarm.prefill_saved_fraction)} of all prefill, "
+            f"{seconds(swarm.prefill_saved_s)} of engine time; {_alone(own)} {percent(own.prefill_saved_fraction)}"
+        ),
+        lambda best: f"{best.policy} spares {percent(best.prefill_saved_fraction)} of all prefill",
+    )
+    made, axes = figure(title, runs.where, height=_height(runs))
+    hours = [each.prefill_saved_s / 3600 for each in runs.summaries]
+    labels = [f"{seconds(each.prefill_saved_s)} ({percent(each.prefill_saved_fraction)})" for each in runs.summaries]
+    bars(axes, runs.names, [max(0.0, value) for value in hours], labels)
+    axes.set_xlabel("engine time spared, hours")
+    return made
+
+
+def _bytes_moved(runs: _Runs) -> Figure:
+    swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.fetched_bytes)
+    spared = swarm.prefill_saved_s / (swarm.fetched_bytes / 1e9) if swarm.fetched_bytes else 0.0
+    title = f"{swarm.policy} moves {size(swarm.fetched_bytes)} between nodes"
+    if spared:
+        title += f": {seconds(spared)} of prefill spared for each GB, own reuse included"
+    made, axes = figure(title, runs.where, height=_height(runs))
+    moved = [each.fetched_bytes / 1e9 for each in runs.summaries]
+    bars(axes, runs.names, moved, [size(each.fetched_bytes) for each in runs.summaries])
+    axes.set_xlabel("bytes fetched from peers, GB")
+    return made
+
+
+def _ssd_writes(runs: _Runs) -> Figure:
+    def daily(run: RunResult) -> float:
+        days = max(run.duration_s / DAY_S, 1e-9)
+        return float(run.nodes["ssd_written_bytes"].max(initial=0)) / 1e9 / days
+
+    per_day = [daily(run) for run in runs.results]
+    at = runs.names.index("swarm") if "swarm" in runs.names else int(np.argmax(per_day))
+    title = f"With {runs.names[at]} the node that writes most writes {per_day[at]:.1f} GB a day to its SSD"
+    made, axes = figure(title, runs.where, height=_height(runs))
+    bars(axes, runs.names, per_day, [f"{value:.1f} GB" for value in per_day])
+    axes.set_xlabel("written to the SSD of the node that writes most, GB a day")
+    return made
+
+
+def _announcing(runs: _Runs) -> Figure:
+    swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.announce_messages)
+    n_nodes = len(runs.results[0].nodes["requests"])
+    rates = [each.announce_messages / n_nodes / max(each.duration_s / 3600, 1e-9) for each in runs.summaries]
+    at = runs.summaries.index(swarm)
+    title = f"With {swarm.policy} a node sends {rates[at]:,.1f} announcements an hour"
+    made, axes = figure(title, runs.where, height=_height(runs))
+    bars(axes, runs.names, rates, [f"{rate:,.1f}" for rate in rates])
+    axes.set_xlabel("messages to announce, of a node in an hour")
+    return made
+
+
+def _load(runs: _Runs) -> Figure:
+    swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.served_bytes)
+    n_nodes = len(runs.results[0].nodes["requests"])
+    title = (
+        f"With {swarm.policy} the busiest of {n_nodes:,} nodes serves {percent(swarm.busiest_share)} of all bytes; "
+        f"{percent(1 / max(n_nodes, 1))} would be even"
+    )
+    made, axes = figure(title, runs.where)
+    known = colours(runs.names)
+    shown = [run for run in runs.few() if run.nodes["served_bytes"].sum()]
+    for run in shown:
+        served = np.sort(run.nodes["served_bytes"])[::-1].astype(np.float64)
+        share = np.concatenate(([0.0], 100 * np.cumsum(served) / served.sum()))
+        axes.plot(np.linspace(0, 100, len(share)), share, color=known[run.policy], label=run.policy, linewidth=1.8)
+    axes.plot([0, 100], [0, 100], color="#8c8c8c", linestyle=":", label="even")
+    axes.set_xlabel("nodes, those that serve most first, %")
+    axes.set_ylabel("of all bytes served, %")
+    axes.set_ylim(0, 102)
+    axes.legend(fontsize=9, frameon=False)
+    return made
+
+
+def _where_it_loses(runs: _Runs) -> Figure:
+    swarm, own = runs.result("swarm") or runs.results[-1], runs.result("own") or runs.results[0]
+    lost, edges, counts = losses(swarm, own)
+    worst = int(np.argmax(lost))
+    overall = float(np.dot(lost, counts)) / max(1, sum(counts))
+    title = f"{swarm.policy} answers {overall:.1f} % of requests later than {own.policy}"
+    if overall:
+        title += f", mostly prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
+    made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER)} and {LATER_S * 1000:.0f} ms")
+    places = np.arange(len(lost))
+    drawn = axes.bar(places, lost, color="#c8553d")
+    axes.bar_label(drawn, labels=[f"{share:.1f} %\nof {count:,}" for share, count in zip(lost, counts, strict=True)])
+    labels = [f"{low:,.0f} to\n{high:,.0f}" for low, high in pairwise(edges)]
+    axes.set_xticks(places, labels=labels, fontsize=8)
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_ylabel(f"answered later than with {own.policy}, %")
+    axes.set_ylim(0, max([*lost, 1.0]) * 1.25)
+    return made
+
+
+LATER: Final = 0.02
+LATER_S: Final = 0.02
+"""What counts as later: by more than both, as in the goal for a network that has nothing."""
+
+
+def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], list[int]]:
+    """Where a run answers later than another: by length of the prompt.
+
+    Returns:
+        Per cent of requests that are later, in each class of prompts; the classes' edges in tokens; and how many
+        requests each has. Runs that answered different requests are not compared: nothing is returned.
+    """
+    if run.n_requests != other.n_requests or not run.n_requests or (run.n_input != other.n_input).any():
+        return [0.0], [0.0, float(max(run.n_input, default=0))], [0]
+    ours, theirs = run.requests["ttft_s"], other.requests["ttft_s"]
+    later = ours > theirs + np.maximum(LATER_S, LATER * theirs)
+    edges = np.unique(np.rint(np.percentile(run.n_input, [0, 20, 40, 60, 80, 100])))
+    if len(edges) == 1:
+        edges = np.array([edges[0], edges[0] + 1])
+    place = np.clip(np.searchsorted(edges, run.n_input, side="right") - 1, 0, len(edges) - 2)
+    counts = np.bincount(place, minlength=len(edges) - 1)
+    shares = 100 * np.bincount(place, weights=later, minlength=len(edges) - 1) / np.maximum(1, counts)
+    return shares.tolist(), edges.tolist(), counts.tolist()
+
+
+def _height(runs: _Runs) -> float:
+    return 2.2 + 0.32 * len(runs.names)
