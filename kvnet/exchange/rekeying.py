@@ -104,7 +104,7 @@ class Rekeyer:
             return False
         if roster.removed:
             await self._lane.run(self._invitations.withdraw, namespace.id, roster.removed)
-        await self._vouch_for_newest(scope, roster)
+        await self._vouch_for_own(scope, roster)
         roster = await self._mend(scope, self._rosters.roster(namespace.id) or roster)
         secret = self._secret(roster)
         if secret is None or secret == namespace.lookup_secret:
@@ -113,23 +113,26 @@ class Rekeyer:
         _log.info("%s has a new lookup secret", namespace.name)
         return True
 
-    async def _vouch_for_newest(self, scope: Scope, roster: Roster) -> None:
-        """What this node signs with now is a member, too, where its earlier key is."""
-        newest, speaks = self._keys()[-1], self._rosters.own_key(roster)
-        if speaks is None or newest.public in roster.members or newest.public in roster.removed:
+    async def _vouch_for_own(self, scope: Scope, roster: Roster) -> None:
+        """Whatever this node signs or has signed is by a member, where one of its keys is."""
+        speaks = self._rosters.own_key(roster)
+        if speaks is None:
             return
         as_before = roster.members[speaks.public]
-        body = Membership(
-            sequence=0,
-            issued=0,
-            expires=0,
-            namespace=scope.namespace.id,
-            member=newest.public,
-            peers=as_before.peers,
-            role="device" if scope.devices else "colleague",
-            label=as_before.label,
-        )
-        await self._rosters.say(scope.namespace, speaks, body)
+        for key in self._keys():
+            if key.public in roster.members or key.public in roster.removed:
+                continue
+            body = Membership(
+                sequence=0,
+                issued=0,
+                expires=0,
+                namespace=scope.namespace.id,
+                member=key.public,
+                peers=as_before.peers,
+                role="device" if scope.devices else "colleague",
+                label=as_before.label,
+            )
+            await self._rosters.say(scope.namespace, speaks, body)
 
     async def _mend(self, scope: Scope, roster: Roster) -> Roster:
         """Rekey again where this node made the secret that counts, and it is sealed for too many or too few."""

@@ -7,27 +7,25 @@ logged or sent. The caller owns the lock of the data directory, so no two proces
 import datetime as dt
 import re
 import secrets
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from kvnet.errors import ConfigError, StoreError, TrustError, UsageError
+from kvnet.errors import ConfigError, TrustError, UsageError
 from kvnet.exchange.measured import Measurements
+from kvnet.exchange.rosters import Rosters
 from kvnet.format.hashes import NamespaceId, PrefixKey
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import block_keys
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import Refusal, TrustPolicy
+from kvnet_node.invitations import InvitationBook
 from kvnet_node.paths import DataPaths, write_private
+from kvnet_node.swarms import SwarmFiles, check_private, read_bounded
 
-MINE = "mine"
-MAX_KEPT_NAMESPACES = 7
-"""A node is in at most 8 namespaces; one is ``mine``."""
-MAX_NAMESPACE_FILE_BYTES = 4096
 SEED_BYTES = 32
 
 _KEY_FILE = re.compile(r"publisher-(\d{4})\.key")
@@ -60,14 +58,22 @@ class NodeIdentity:
     Args:
         paths: of the data directory.
         policy: "own" or "trusted".
+        public: this node is in the public namespace too.
+
+    Attributes:
+        swarms: the namespaces, and what else is known of them.
+        invitations: those of this node that are open.
+        rosters: who is in which namespace; None where nobody reads statements.
     """
 
-    def __init__(self, paths: DataPaths, policy: str) -> None:
+    def __init__(self, paths: DataPaths, policy: str, *, public: bool = False) -> None:
         self._paths = paths
         self._policy_name = policy
         self._keys: list[PublisherKey] = []
         self._trusted: list[TrustedPublisher] = []
-        self._namespaces: list[tuple[Path, Namespace]] = []
+        self.swarms = SwarmFiles(paths.namespaces_dir, public=public)
+        self.invitations = InvitationBook(paths.invitations_file)
+        self.rosters: Rosters | None = None
         self.numerics = Measurements()
         """What other machines were measured to compute; filled by whoever measures."""
 
@@ -81,16 +87,9 @@ class NodeIdentity:
         self._keys = [PublisherKey(_read_seed(path)) for path in numbered]
         if not self._keys:
             self.new_key()
-        self._load_namespaces()
+        self.swarms.load()
+        self.invitations.load()
         self._load_trusted()
-
-    def _load_namespaces(self) -> None:
-        mine = self._mine_file
-        if not mine.exists():
-            fresh = Namespace(MINE, secrets.token_bytes(32), secrets.token_bytes(32))
-            write_private(mine, encode_namespace_file(fresh))
-        kept = sorted(self._paths.namespaces_dir.glob("kept-*.kvns"))
-        self._namespaces = [(path, _read_namespace(path)) for path in [mine, *kept]]
 
     def _load_trusted(self) -> None:
         try:
@@ -107,10 +106,6 @@ class NodeIdentity:
                 f"expected a list of trusted publishers in {self._paths.trusted_file}, found something else: {error}"
             ) from error
 
-    @property
-    def _mine_file(self) -> Path:
-        return self._paths.namespaces_dir / "mine.kvns"
-
     # --- what the use cases read ---
 
     def signing_key(self) -> PublisherKey:
@@ -119,19 +114,30 @@ class NodeIdentity:
 
     def policy(self) -> TrustPolicy:
         """Whose artifacts may be used now."""
+        members: Mapping[bytes, frozenset[bytes]] = self.rosters.members() if self.rosters is not None else {}
+        founders: dict[bytes, bytes] = {scope.namespace.id: scope.founder for scope in self.swarms.scopes()}
+        mine = self.swarms.mine.id
         return TrustPolicy(
             self._policy_name,  # type: ignore[arg-type]
             own=frozenset(key.public for key in self._keys),
             trusted=frozenset(parse_publisher_text(entry.publisher) for entry in self._trusted),
+            members=members,
+            founders=founders,
+            devices=members.get(mine, frozenset()),
+            founder=founders.get(mine, b""),
         )
 
     def namespaces(self) -> tuple[Namespace, ...]:
         """Every namespace this node is in; ``mine`` first."""
-        return tuple(namespace for _, namespace in self._namespaces)
+        return self.swarms.all()
 
     def former(self) -> tuple[Namespace, ...]:
         """The same under lookup secrets that were replaced."""
-        return ()
+        return self.swarms.former()
+
+    def keys(self) -> list[PublisherKey]:
+        """All publisher keys of this node, the newest last."""
+        return list(self._keys)
 
     def keys_of(self, manifest: Manifest, tokens: list[int]) -> list[PrefixKey]:
         """The prefix keys of an artifact's token ids; empty when its namespace is none of this node's."""
@@ -268,51 +274,12 @@ class NodeIdentity:
             MalformedError: it is no namespace file.
             StoreError: the old namespace holds artifacts and ``keep_old`` is False, or too many are kept.
         """
-        new = decode_namespace_file(_read_bounded(source))
-        old = self.namespaces()[0]
-        if new.id == old.id:
-            return new.id, None
-        held = count(old.id)
-        if held and not keep_old:
-            raise StoreError(
-                f"the namespace to be replaced holds {held} artifact{'s' if held != 1 else ''}, "
-                "which nobody could look up any more",
-                hint="kvnet namespace import --keep-old keeps it for them",
-            )
-        kept = self._namespaces[1:]
-        if held:
-            if len(kept) >= MAX_KEPT_NAMESPACES:
-                raise StoreError(f"a node is in at most {MAX_KEPT_NAMESPACES + 1} namespaces; this one is already")
-            kept_file = self._paths.namespaces_dir / f"kept-{old.id.hex()[:16]}.kvns"
-            write_private(kept_file, encode_namespace_file(old))
-        write_private(self._mine_file, encode_namespace_file(Namespace(MINE, new.prefix_secret, new.lookup_secret)))
-        for path, namespace in kept:
-            if namespace.id == new.id:
-                path.unlink()
-        self._load_namespaces()
-        return new.id, old.id if held else None
-
-
-def _read_bounded(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_NAMESPACE_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _read_namespace(path: Path) -> Namespace:
-    _check_private(path)
-    return decode_namespace_file(_read_bounded(path))
-
-
-def _check_private(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ConfigError(
-            f"{path} holds a secret and others may read it (mode {mode:04o}, expected 0600)",
-            hint=f"chmod 600 {path}; if others may have read it, make a new one",
-        )
+        new = decode_namespace_file(read_bounded(source))
+        before = self.swarms.mine.id
+        if new.id == before and new.lookup_secret == self.swarms.mine.lookup_secret:
+            return before, None
+        kept = self.swarms.join_mine(new, None, keep_old=keep_old, count=count)
+        return new.id, kept
 
 
 def _write_seed(path: Path, seed: bytes) -> None:
@@ -320,7 +287,7 @@ def _write_seed(path: Path, seed: bytes) -> None:
 
 
 def _read_seed(path: Path) -> bytes:
-    _check_private(path)
+    check_private(path)
     with path.open("rb") as file:
         match = _SEED_LINE.fullmatch(file.read(256))
     if match is None:

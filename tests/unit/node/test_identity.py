@@ -6,8 +6,9 @@ import pytest
 from kvnet.errors import ConfigError, MalformedError, StoreError, UsageError
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.keys import PublisherKey, publisher_text
-from kvnet_node.identity import MAX_KEPT_NAMESPACES, NodeIdentity
+from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import DataPaths
+from kvnet_node.swarms import MAX_NAMESPACES
 
 
 def none_held(namespace: NamespaceId) -> int:
@@ -128,13 +129,13 @@ def test_going_back_to_a_kept_namespace_does_not_list_it_twice(tmp_path: Path) -
 
 def test_a_node_is_in_a_limited_number_of_namespaces(tmp_path: Path) -> None:
     identity = opened(tmp_path / "b")
-    for number in range(MAX_KEPT_NAMESPACES + 1):
+    for number in range(MAX_NAMESPACES):
         exported(tmp_path / str(number), tmp_path / f"{number}.kvns")
-    for number in range(MAX_KEPT_NAMESPACES):
+    for number in range(MAX_NAMESPACES - 1):
         identity.import_namespace(tmp_path / f"{number}.kvns", keep_old=True, count=some_held)
-    assert len(identity.namespaces()) == MAX_KEPT_NAMESPACES + 1
+    assert len(identity.namespaces()) == MAX_NAMESPACES
     with pytest.raises(StoreError, match="at most"):
-        identity.import_namespace(tmp_path / f"{MAX_KEPT_NAMESPACES}.kvns", keep_old=True, count=some_held)
+        identity.import_namespace(tmp_path / f"{MAX_NAMESPACES - 1}.kvns", keep_old=True, count=some_held)
 
 
 def test_a_file_that_is_no_namespace_changes_nothing(tmp_path: Path) -> None:
