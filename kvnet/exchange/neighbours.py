@@ -99,9 +99,10 @@ class NeighbourTable:
         self._budget = float(self._limits.burst)
         self._budget_at = float("-inf")
 
-    def sighted(self, sighting: Sighting, now: float) -> None:
-        """A neighbour is there. One that says something new of itself is tried anew."""
+    def sighted(self, sighting: Sighting, now: float) -> bool:
+        """A neighbour is there. One that says something new of itself is tried anew; whether it is such a one."""
         row = self._rows.pop(sighting.peer, None)
+        known = row
         if row is None or row.sighting.addresses != sighting.addresses or row.sighting.version != sighting.version:
             yields = self._limits.yield_s if self._own > sighting.peer else 0.0
             names = row.names if row is not None else {}
@@ -114,6 +115,7 @@ class NeighbourTable:
         self._rows[sighting.peer] = row
         while len(self._rows) > self._limits.neighbours:
             del self._rows[next(iter(self._rows))]
+        return row is not known
 
     def gone(self, name: str) -> None:
         """A service instance has gone; a neighbour without any is no longer one."""
@@ -216,11 +218,14 @@ class Neighbours:
         self._keep = keep
         self._table = NeighbourTable(network.peer_id, limits)
         self._since: dict[PeerId, float] = {}
+        self._to_probe: set[PeerId] = set()
         self._changed = trio.Event()
 
     def sighted(self, sighting: Sighting) -> None:
-        """A neighbour is there."""
-        self._table.sighted(sighting, trio.current_time())
+        """A neighbour is there. If it is connected from where it no longer is, that connection may be dead."""
+        moved = self._table.sighted(sighting, trio.current_time())
+        if moved and any(info.peer == sighting.peer for info in self._network.connected()):
+            self._to_probe.add(sighting.peer)
         self._wake()
 
     def gone(self, name: str) -> None:
@@ -245,6 +250,9 @@ class Neighbours:
                 connected = frozenset(info.peer for info in self._network.connected())
                 for sighting in self._table.next_dials(connected, now):
                     nursery.start_soon(self._dial, sighting)
+                for peer in self._to_probe:
+                    nursery.start_soon(self._network.probe, peer)
+                self._to_probe.clear()
                 for peer in self._table.too_many(self._strangers(now), now):
                     nursery.start_soon(self._network.disconnect, peer)
                 changed = self._changed

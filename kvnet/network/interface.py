@@ -157,6 +157,13 @@ class Network(Protocol):
     async def disconnect(self, peer: PeerId) -> None:
         """Drop every connection to `peer`."""
 
+    async def probe(self, peer: PeerId, *, timeout_s: float = 3.0) -> None:
+        """Drop those connections to `peer` that do not answer in time.
+
+        For when a cable, an address or a night's sleep may have ended them without a word: by themselves they would be
+        noticed after the best part of a minute.
+        """
+
     async def open_stream(self, peer: PeerId, kind: StreamKind, *, timeout_s: float = 10.0) -> ByteStream:
         """Open a stream to a connected peer, with `kind`'s default idle timeout.
 

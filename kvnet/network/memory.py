@@ -445,6 +445,15 @@ class MemoryNetwork:
             stream._break_off("disconnected")
         await trio.lowlevel.checkpoint()
 
+    async def probe(self, peer: PeerId, *, timeout_s: float = 3.0) -> None:
+        """See `Network.probe`."""
+        if peer not in self._connections:
+            return
+        try:
+            await self._reach(peer, timeout_s, "an answer to a ping")
+        except NetworkError:
+            await self.disconnect(peer)
+
     async def open_stream(self, peer: PeerId, kind: StreamKind, *, timeout_s: float = 10.0) -> MemoryStream:
         """See `Network.open_stream`."""
         if peer not in self._connections:

@@ -3,6 +3,7 @@
 Each has an address in 10.77.0.0/24 and multicast; nothing leaves the namespaces.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from kvnet.store.lock import DataDirLock
+from kvnet_node.control import call_node, connect_control
+from kvnet_node.operations.registry import OPERATIONS
 from tests.e2e.conftest import Kvnet
 
 
@@ -99,11 +103,27 @@ def lan() -> Iterator[Lan]:
         subprocess.run(["ip", "netns", "delete", made.name], check=False, capture_output=True)
 
 
-def prepared_on(machine: Machine, folder: Path, name: str) -> Kvnet:
-    """The command on a data directory of its own, on one machine."""
-    return machine.wrap(Kvnet(folder / name))
+CAPTURE = """
+import socket
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+wire.bind(("lan0", 0))
+while True:
+    frame = wire.recv(65535)
+    if frame[12:14] == b"\\x08\\x00" and frame[23] == 17:
+        packet = frame[14:]
+        datagram = packet[(packet[0] & 15) * 4 :]
+        if datagram[2:4] == (5353).to_bytes(2, "big"):
+            print(socket.inet_ntoa(packet[12:16]), datagram[8:].hex(), flush=True)
+"""
+"""A program that prints whatever multicast DNS crosses the bridge: the sender's address and the message."""
 
 
-def neighbours(kvnet: Kvnet) -> dict[str, Any]:
-    """The states of a node's neighbours, by peer id."""
-    return {each["peer"]: each["state"] for each in kvnet.json("peers")["neighbours"]}
+async def asked(kvnet: Kvnet, verb: str) -> dict[str, Any]:
+    """The result of a verb without arguments from a running node, without a process for it."""
+    request = OPERATIONS[verb].request()
+    owner = DataDirLock(kvnet.data_dir).owner()
+    assert owner is not None
+    stream = await connect_control(Path(owner.control_socket))
+    assert stream is not None
+    found: dict[str, Any] = json.loads(await call_node(stream, verb, request, lambda _event: None))
+    return found

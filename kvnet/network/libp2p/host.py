@@ -225,6 +225,21 @@ class LibP2PNetwork:
             await _abort(connection)
             self.start_task(_quietly(connection.close))
 
+    async def probe(self, peer: PeerId, *, timeout_s: float = 3.0) -> None:
+        """See `Network.probe`."""
+        if self._host is None:
+            return
+
+        async def check(connection: INetConn) -> None:
+            muxed = connection.muxed_conn
+            if isinstance(muxed, SafeYamux) and not await muxed.answers(timeout_s):
+                await _abort(connection)
+                self.start_task(_quietly(connection.close))
+
+        async with trio.open_nursery() as nursery:
+            for connection in filter(_is_alive, list(_swarm(self._host).get_connections(ID(peer)))):
+                nursery.start_soon(check, connection)
+
     def _is_connected(self, peer: PeerId) -> bool:
         return any(_is_alive(c) for c in _swarm(self._running()).get_connections(ID(peer)))
 

@@ -94,19 +94,37 @@ class SafeYamux(Yamux):
     async def _measure_rtt_loop(self) -> None:
         """Ping the peer as long as the connection lives, and close it when nothing comes back."""
         while not self.event_shutting_down.is_set():
-            self._ping_id += 1
-            self._ping_event = trio.Event()
-            ping = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id & 0xFFFFFFFF)
-            try:
-                await self._write_frame(ping)
-            except (ConnectionClosedError, RawConnError, OSError):
+            if not await self._ping():
                 return
-            self._ping_sent_time = trio.current_time()
             if not await self._hears_from_peer():
                 await self.abort()
                 return
             with trio.move_on_after(PING_INTERVAL_S):
                 await self.event_shutting_down.wait()
+
+    async def _ping(self) -> bool:
+        """Send a ping; False when the connection is gone."""
+        self._ping_id += 1
+        self._ping_event = trio.Event()
+        ping = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id & 0xFFFFFFFF)
+        try:
+            await self._write_frame(ping)
+        except (ConnectionClosedError, RawConnError, OSError):
+            return False
+        self._ping_sent_time = trio.current_time()
+        return True
+
+    async def answers(self, limit_s: float) -> bool:
+        """Whether anything comes from the peer within so many seconds, if only the answer to a ping."""
+        asked_at_s = trio.current_time()
+        with trio.move_on_after(limit_s):
+            if self._ping_event.is_set() and not await self._ping():
+                return False
+            waiting = self._ping_event
+            # A ping that was under way already counts: its answer is on the same line.
+            await waiting.wait()
+            return True
+        return self._buffers.heard_at_s > asked_at_s
 
     async def _hears_from_peer(self) -> bool:
         """Wait for the answer to a ping; data counts too, for on a slow link the answer queues up behind it."""

@@ -398,3 +398,13 @@ async def test_a_dead_provider_stays_listed_and_costs_one_quick_dial(lab: Lab) -
     hints = await b.find_providers(KEY)
     assert [h.peer for h in hints] == [a.peer_id]
     assert await connect_any(b, hints, wanted=1) == []
+
+
+async def test_a_probe_leaves_a_connection_alone_that_answers(lab: Lab) -> None:
+    a, b = await lab.start("a"), await lab.start("b")
+    await a.connect(b.addresses()[0], timeout_s=5)
+    await a.probe(b.peer_id, timeout_s=5)
+    await a.probe(b.peer_id, timeout_s=5)
+    assert [info.peer for info in a.connected()] == [b.peer_id]
+    await a.disconnect(b.peer_id)
+    await a.probe(b.peer_id)

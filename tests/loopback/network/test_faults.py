@@ -320,3 +320,14 @@ async def test_somebody_else_at_the_address_is_not_accepted(start_node: StartNod
     with pytest.raises(PeerUnreachableError, match="somebody else"):
         await a.connect(f"{base}/{ID(other.peer_id)}", timeout_s=5)
     assert await a.connect(b.addresses()[0], timeout_s=5) == b.peer_id
+
+
+async def test_a_probe_drops_a_connection_whose_peer_has_stopped(start_node: StartNode, spawn_peer: SpawnPeer) -> None:
+    a, stopped = await start_node("a"), spawn_peer("stopped")
+    peer = await a.connect(stopped.address, timeout_s=5)
+    await a.probe(peer, timeout_s=5)
+    assert a.connected()
+    stopped.stop()
+    with trio.fail_after(4):
+        await a.probe(peer, timeout_s=0.3)
+    assert a.connected() == []

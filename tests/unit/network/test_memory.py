@@ -143,3 +143,11 @@ def test_two_nodes_of_one_name_are_a_mistake() -> None:
     world.network("a")
     with pytest.raises(UsageError, match="twice"):
         world.network("a")
+
+
+async def test_a_probe_drops_a_connection_that_says_nothing(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    world, a, b = await _pair(nursery, Link(LATENCY_S, RATE))
+    world.hang(b)
+    await a.probe(b.peer_id, timeout_s=3.0)
+    assert a.connected() == []
+    assert trio.current_time() == pytest.approx(2 * LATENCY_S + 3.0)

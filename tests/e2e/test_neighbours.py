@@ -1,0 +1,156 @@
+"""Nodes on one local network, over real multicast between network namespaces: found without any configuration."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from zeroconf._protocol.incoming import DNSIncoming
+
+from tests.e2e.conftest import Kvnet
+from tests.e2e.lan import CAPTURE, Lan, Machine, asked, lan
+from tests.e2e.prepared import prepare
+from tests.unit.store.samples import FRIEND
+
+pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
+
+FOUND_WITHIN_S = 40.0
+"""Generous: what is tested is that it happens, on a machine that may be busy."""
+
+
+@dataclass
+class Street:
+    """Three machines with a node each: two members and a stranger."""
+
+    lan: Lan
+    machines: list[Machine]
+    nodes: list[Kvnet]
+    peers: list[str]
+    started: list[dict[str, Any]]
+    captured: Path
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
+    """The network; what is said on it is written down from before the first node starts."""
+    folder = tmp_path_factory.mktemp("street")
+    with lan() as network:
+        machines = [network.machine() for _ in range(3)]
+        nodes = [machine.wrap(Kvnet(folder / name)) for machine, name in zip(machines, "abc", strict=True)]
+        for member in nodes[:2]:
+            prepare(member, folder, trusts=FRIEND)
+        captured = folder / "captured"
+        with captured.open("w") as file:
+            listening = ("ip", "netns", "exec", network.name, sys.executable, "-c", CAPTURE)
+            capture = subprocess.Popen(listening, stdout=file)
+            try:
+                started = [node.start("--listen", "0.0.0.0:0")[0] for node in nodes]
+                yield Street(network, machines, nodes, [each["peer"] for each in started], started, captured)
+            finally:
+                for node in nodes:
+                    node.end()
+                capture.kill()
+                capture.wait()
+
+
+async def until(kvnet: Kvnet, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What `kvnet peers` says once it is as expected."""
+    seen: dict[str, Any] = {}
+    with trio.move_on_after(FOUND_WITHIN_S):
+        while not what(seen := await asked(kvnet, "peers")):  # noqa: ASYNC110 — another process has no event for this
+            await trio.sleep(0.2)
+        return seen
+    raise AssertionError(f"not so within {FOUND_WITHIN_S:.0f} s: {json.dumps(seen, indent=1)}")
+
+
+def states(peers: dict[str, Any]) -> dict[str, str]:
+    return {each["peer"]: each["state"] for each in peers["neighbours"]}
+
+
+async def test_members_on_one_network_have_a_session_and_strangers_are_only_listed(street: Street) -> None:
+    a, b, c = street.peers
+    assert street.started[0]["discovery"] == "on eth0 (10.77.0.1)"
+    expected = [{b: "member", c: "stranger"}, {a: "member", c: "stranger"}, {a: "stranger", b: "stranger"}]
+    for node, others in zip(street.nodes, expected, strict=True):
+        peers = await until(node, lambda peers, others=others: states(peers) == others)  # type: ignore[misc]
+        assert {each["peer"] for each in peers["peers"] if each["member"]} == {
+            peer for peer, state in others.items() if state == "member"
+        }
+    told = street.nodes[2]("peers")
+    assert "shares no namespace" in told.stdout
+    assert "kvnet invite --device here, then kvnet join INVITATION there" in told.stdout
+
+
+async def test_nothing_that_is_said_links_two_members(street: Street) -> None:
+    for node in street.nodes:
+        await until(node, lambda peers: len(peers["neighbours"]) >= 2)
+    said = [_said_by(street.captured, machine.address) for machine in street.machines]
+    assert all(len(each) >= 8 for each in said), "a machine was not heard at all"
+    a, b, c = said
+    assert a & b == {"_kvnet", "_tcp", "local", "v=1"}
+    assert a & b <= c
+    for node in street.nodes[:2]:
+        name = (node.data_dir / "namespaces").iterdir()
+        secrets = b"".join(path.read_bytes() for path in name if path.is_file())
+        assert not any(len(value) > 7 and value.encode() in secrets for value in a | b)
+
+
+async def test_several_nodes_on_one_machine_find_each_other_and_those_elsewhere(street: Street, tmp_path: Path) -> None:
+    here = street.machines[0].wrap(Kvnet(tmp_path / "second"))
+    try:
+        started, _ = here.start("--listen", "0.0.0.0:0")
+        await until(here, lambda peers: set(street.peers) <= set(states(peers)))
+        await until(street.nodes[0], lambda peers: states(peers).get(started["peer"]) == "stranger")
+        await until(street.nodes[1], lambda peers: states(peers).get(started["peer"]) == "stranger")
+    finally:
+        here.end()
+    await until(street.nodes[1], lambda peers: started["peer"] not in states(peers))
+
+
+async def test_a_member_that_comes_back_with_another_address_is_a_member_again(street: Street) -> None:
+    a, b = street.peers[:2]
+    await until(street.nodes[0], lambda peers: states(peers).get(b) == "member")
+    street.machines[1].leave()
+    street.machines[1].join("10.77.0.99")
+
+    def is_there(peers: dict[str, Any]) -> bool:
+        return any(
+            each["peer"] == b and each["member"] and any("/10.77.0.99/" in text for text in each["addresses"])
+            for each in peers["peers"]
+        )
+
+    await until(street.nodes[0], is_there)
+    await until(street.nodes[1], lambda peers: states(peers).get(a) == "member")
+
+
+def _said_by(captured: Path, address: str) -> set[str]:
+    """Every name, label, value and number in the answers that one machine sent."""
+    said: set[str] = set()
+    for line in captured.read_text().splitlines():
+        source, payload = line.split()
+        incoming = DNSIncoming(bytes.fromhex(payload))
+        if source != address or not incoming.is_response():
+            continue
+        for record in incoming.answers():
+            said.update(record.name.rstrip(".").split("."))
+            for part in ("alias", "server"):
+                said.update(getattr(record, part, "").rstrip(".").split("."))
+            if (text := getattr(record, "text", b"")) != b"":
+                said.update(_strings(text))
+            if (port := getattr(record, "port", None)) is not None:
+                said.add(f"port {port}")
+            if (raw := getattr(record, "address", None)) is not None:
+                said.add(f"address {raw.hex()}")
+    return said - {""}
+
+
+def _strings(text: bytes) -> Iterator[str]:
+    while text:
+        length = text[0]
+        yield text[1 : 1 + length].decode()
+        text = text[1 + length :]
