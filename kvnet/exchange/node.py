@@ -314,6 +314,9 @@ class ExchangeNode:
         """This machine is on another network, or awake again: say anew where it is, and try everybody again."""
         self._failed_until.clear()
         self._announcer.network_changed()
+        if self._nursery is not None:
+            for info in self._network.connected():
+                self._nursery.start_soon(self._network.probe, info.peer)
 
     def session_with(self, peer: PeerId) -> PeerSession | None:
         """The open session with a peer, whether or not it has proved anything."""
@@ -415,6 +418,9 @@ class ExchangeNode:
         """Have an open session among those to use, until it ends."""
         peer = session.peer
         self._session_errors.pop(peer, None)
+        if peer in self._sessions and self._nursery is not None:
+            # Somebody who is there twice may have come back another way, and left a connection that is dead.
+            self._nursery.start_soon(self._network.probe, peer)
         clock_s = clock_of(session.opened.capabilities)
         self._skews[peer] = None if clock_s is None else clock_s - int(time.time())
         # Two peers that dial each other have two sessions for a while; a chunk request may name either.
