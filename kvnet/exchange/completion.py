@@ -35,7 +35,8 @@ from kvnet.errors import (
     WindowError,
 )
 from kvnet.exchange.admission import Signals
-from kvnet.exchange.finder import PrefixFinder, Search
+from kvnet.exchange.claims import Search
+from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.keeping import Keeper, ToKeep
 from kvnet.exchange.lane import Lane

@@ -1,39 +1,38 @@
 """Find a longer prefix than the store has, among peers, and fetch it: in time, or not at all.
 
-Lookups go to every connected member at once, and to the DHT at the same time. What comes back are claims; the signed
-manifest, the policy and in the end the token ids decide. Every failure on the way is a miss.
+`lookups` says who has what, `claims` what is true of it: the signed manifest, the policy and in the end the token ids
+decide. Every failure on the way is a miss.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import trio
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.errors import KvnetError, StoreError
 from kvnet.exchange.choosing import choose
+from kvnet.exchange.claims import Checked, ClaimChecks, Prompt, Search, Showing
 from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.fetch_pack import ProgressCallback
-from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, Located, SessionsOf, TokenIds
+from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, SessionsOf
 from kvnet.exchange.flights import Flights, Shared, Watch
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.planning import Happened, Missing, PlanReport, Weigher, link_to, missing_chunks, rate_words
+from kvnet.exchange.lookups import Lookups, OpenSession
+from kvnet.exchange.planning import Happened, Weigher, link_to, rate_words
 from kvnet.exchange.race import GRACE_S, PlannedRace, Race
-from kvnet.exchange.reuse import Lossy, Rejected, held_tokens, judge
-from kvnet.exchange.session import PeerSession
-from kvnet.format.chunks import ChunkEntry
+from kvnet.exchange.reuse import Lossy, held_tokens
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
-from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, checkpoints, common_prefix, next_key
-from kvnet.network.dialing import connect_any
-from kvnet.network.interface import Network, ProviderHint
-from kvnet.protocol.cost import Link, Machine, Offer
+from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, next_key
+from kvnet.network.interface import Network
+from kvnet.protocol.cost import Machine
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest
-from kvnet.protocol.messages import Lookup, LookupReply
+from kvnet.protocol.lookup import Candidate, LookupQuery, build_query
 from kvnet.store.interface import Store
+from kvnet.trust.namespace import Namespace
 
 _log = logging.getLogger(__name__)
 
@@ -63,27 +62,6 @@ than most machines, so that a first fetch is not given up too early."""
 MAX_CANDIDATES = 4
 """Claims whose manifests are asked for; the best is usually the first."""
 
-MAX_DIALS = 8
-"""Providers from the DHT that are dialled for one prompt."""
-
-OpenSession = Callable[[PeerId], Awaitable[PeerSession | None]]
-"""Opens the session with a connected peer, or returns the open one; ``None`` when that fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """What is looked for: the model that would continue, the prompt's token ids, and how many of them are held.
-
-    ``weigher`` knows what this machine does with the model; ``None`` when nobody measured it.
-    """
-
-    info: ModelInfo
-    tokens: Sequence[int]
-    held_tokens: int
-    prefill_tokens_s: float
-    progress: ProgressCallback | None
-    weigher: Weigher | None
-
 
 @dataclass(frozen=True, slots=True)
 class _Share:
@@ -104,47 +82,6 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """A claim that was looked into: the artifact, or why it is not used.
-
-    Attributes:
-        located: its judged manifest; ``None`` when nobody shows one that may be used.
-        entries: its verified chunk list.
-        token_ids: all of its token ids, verified.
-        rejected: that the policy or the model does not take it.
-        reasons: what else was wrong.
-    """
-
-    located: Located | None = None
-    entries: tuple[ChunkEntry, ...] = ()
-    token_ids: TokenIds | None = None
-    rejected: tuple[Rejected, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Weighed:
-    """That a claim is worth fetching, and what the decision was made from."""
-
-    report: PlanReport
-    offer: Offer
-    missing: Missing
-    n_peers: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A claim that is borne out: what to fetch for it, and how many tokens of prefill that spares."""
-
-    located: Located
-    entries: tuple[ChunkEntry, ...]
-    token_ids: TokenIds
-    needed: tuple[int, ...]
-    spared_tokens: int
-    weighed: _Weighed | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Fetched:
     """What one fetch brought, and whether it was given up before it had everything."""
 
@@ -156,26 +93,8 @@ class _Flight:
     """One artifact that one or more prompts want at the moment: it is shown once and fetched once."""
 
     def __init__(self) -> None:
-        self.showing: Shared[_Shown] = Shared()
+        self.showing = Showing()
         self.fetching: Shared[_Fetched] = Shared()
-        self.shown: _Shown | None = None
-
-
-@dataclass(slots=True)
-class Search:
-    """What became of one search.
-
-    Attributes:
-        fetched: the prefix that is in the store now, or ``None``.
-        rejected: artifacts that fitted and may not be used.
-        reasons: why nothing, or nothing better, was found.
-        plan: what was weighed; ``None`` where it is not known what this machine does.
-    """
-
-    fetched: PrefixFetched | None = None
-    plan: PlanReport | None = None
-    rejected: list[Rejected] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
 
 
 class PrefixFinder:
@@ -193,7 +112,8 @@ class PrefixFinder:
         exact_only: take only artifacts whose verdict is ``EXACT``.
 
     Attributes:
-        lossy: when artifacts of a lossy codec are taken.
+        lookups: asks members and the DHT.
+        claims: looks into what they say.
         wrote: told of the bytes that each fetch for a prompt wrote into the store.
     """
 
@@ -213,15 +133,27 @@ class PrefixFinder:
         self._store = store
         self._lane = lane
         self._identity = identity
-        self._network = network
         self._fetcher = fetcher
         self._sessions = sessions
-        self._open_session = open_session
         self._published = published
-        self._exact_only = exact_only
-        self.lossy = Lossy.NEVER
+        self.lookups = Lookups(network, sessions, open_session, fetcher.scores)
+        self.claims = ClaimChecks(store, lane, identity, fetcher, sessions, exact_only=exact_only)
+        self.claims.doubt = self._doubt
         self._flights: Flights[_Flight] = Flights(_Flight)
         self.wrote: Callable[[int], None] = lambda _n_bytes: None
+
+    @property
+    def lossy(self) -> Lossy:
+        """When artifacts of a lossy codec are taken."""
+        return self.claims.lossy
+
+    @lossy.setter
+    def lossy(self, lossy: Lossy) -> None:
+        self.claims.lossy = lossy
+
+    def _doubt(self, namespace: Namespace, peer: PeerId, key: bytes) -> None:
+        if self.lookups.tables is not None:
+            self.lookups.tables.doubt(namespace, peer, key)
 
     async def search(
         self,
@@ -259,17 +191,17 @@ class PrefixFinder:
         if left_s < WORTH_ASKING_S:
             return search
         deadline_s = started_s + min(MAX_LOOKUP_S, max(MIN_LOOKUP_S, LOOKUP_SHARE * left_s))
-        prompt = _Prompt(info, tokens, held_tokens, prefill_tokens_s, progress, weigher)
-        for query in self._queries(info.fingerprint, tokens, ends):
-            candidates = await self._ask_all(query, prompt, search, deadline_s, dht=left_s >= DHT_WORTH_S)
+        prompt = Prompt(info, tokens, held_tokens, prefill_tokens_s, progress, weigher)
+        for query in self.queries(info.fingerprint, tokens, ends):
+            candidates = await self._look_up(query, prompt, search, deadline_s, dht=left_s >= DHT_WORTH_S)
             worth_a_block = len(tokens) - held_tokens > BLOCK_TOKENS
             if not candidates and not search.reasons and self._sessions() and worth_a_block:
                 search.reasons.append("no peer offers a longer prefix")
-            candidates, against = choose(candidates, self.lossy, weigher, self._link)
+            candidates, against = choose(candidates, self.lossy, weigher, self.claims.link)
             search.reasons += against
             candidates = candidates[:MAX_CANDIDATES]
             for tried, candidate in enumerate(candidates):
-                if prompt.weigher is not None and not self._may_win(candidate, prompt.weigher, search):
+                if prompt.weigher is not None and not self.claims.may_win(candidate, prompt.weigher, search):
                     continue
                 share = _Share(deadline_s + GRACE_S, len(candidates) - tried)
                 fetched = await self._try(query, candidate, prompt, search, share)
@@ -280,7 +212,7 @@ class PrefixFinder:
             search.plan = weigher.alone("; ".join(dict.fromkeys(search.reasons)) or "no peer offers a prefix")
         return search
 
-    def _queries(self, fingerprint: Fingerprint, tokens: Sequence[int], ends: Sequence[int]) -> list[LookupQuery]:
+    def queries(self, fingerprint: Fingerprint, tokens: Sequence[int], ends: Sequence[int]) -> list[LookupQuery]:
         """One per namespace. An artifact equal to the whole prompt counts, though its last token is fed again."""
         if len(tokens) < 2:
             return []
@@ -292,89 +224,36 @@ class PrefixFinder:
             queries.append(build_query(namespace, block_keys(root, tokens), len(tokens), short_keys))
         return queries
 
-    async def _ask_all(
-        self, query: LookupQuery, prompt: _Prompt, search: Search, deadline_s: float, *, dht: bool
+    async def _look_up(
+        self, query: LookupQuery, prompt: Prompt, search: Search, deadline_s: float, *, dht: bool
     ) -> list[Candidate]:
-        """Everybody connected at once; then, when that brings nothing longer, whoever the DHT names.
+        """What peers have, the best first.
 
         Nobody is asked who could have all of it and still be no sooner than computing it.
         """
-        members = self._members(query, self._sessions())
-        asked = members
-        if prompt.weigher is not None and members:
-            link = link_to((session.peer for session in members), self._fetcher.scores, trio.current_time())
-            if not prompt.weigher.could_win(link):
-                search.reasons.append(
-                    f"peers were not asked: at {rate_words(link.bytes_s)} and {link.rtt_s * 1000:,.0f} ms of round "
-                    f"trip nothing comes sooner than it is computed"
-                )
-                asked = []
-        candidates = await self._ask(query, asked, prompt.held_tokens, deadline_s)
-        if candidates or not dht or trio.current_time() >= deadline_s:
-            return candidates
-        found = await self._ask_dht(query, {session.peer for session in members}, deadline_s)
-        return await self._ask(query, self._members(query, found), prompt.held_tokens, deadline_s)
 
-    def _members(self, query: LookupQuery, sessions: Sequence[PeerSession]) -> list[PeerSession]:
-        return [session for session in sessions if query.namespace in session.slots]
+        def worth_asking(peers: Sequence[PeerId]) -> bool:
+            if prompt.weigher is None:
+                return True
+            link = link_to(peers, self._fetcher.scores, trio.current_time())
+            if prompt.weigher.could_win(link):
+                return True
+            search.reasons.append(
+                f"peers were not asked: at {rate_words(link.bytes_s)} and {link.rtt_s * 1000:,.0f} ms of round "
+                f"trip nothing comes sooner than it is computed"
+            )
+            return False
 
-    async def _ask(
-        self, query: LookupQuery, sessions: Sequence[PeerSession], held_tokens: int, deadline_s: float
-    ) -> list[Candidate]:
-        by_peer = {session.peer: session for session in sessions}
-        machine = LookupMachine(
-            query, {peer: session.slots[query.namespace] for peer, session in by_peer.items()}, deadline_s
-        )
-
-        async def ask_one(session: PeerSession, request: Lookup) -> None:
-            try:
-                reply = await session.ask(request)
-            except KvnetError:
-                machine.failed(session.peer)
-            else:
-                if isinstance(reply, LookupReply):
-                    machine.answered(session.peer, reply)
-
-        with trio.move_on_at(deadline_s):
-            async with trio.open_nursery() as nursery:
-                for peer, request in machine.requests():
-                    nursery.start_soon(ask_one, by_peer[peer], request)
-        return machine.candidates(longer_than_tokens=held_tokens)
-
-    async def _ask_dht(self, query: LookupQuery, known: set[PeerId], deadline_s: float) -> list[PeerSession]:
-        """Providers of the prompt's checkpoints, all asked for at once; those of the deepest are dialled first."""
-        if self._network.routing_peers() == 0:
-            return []
-        # The first key of a depth is that of the whole block.
-        depth_of = dict(zip(reversed(query.n_blocks), reversed(query.keys), strict=True))
-        wanted = [depth for depth in reversed(checkpoints(query.n_tokens)) if depth in depth_of]
-        hints: dict[int, list[ProviderHint]] = {}
-
-        async def find(depth: int) -> None:
-            try:
-                limit_s = max(0.05, deadline_s - trio.current_time())
-                hints[depth] = list(await self._network.find_providers(bytes(depth_of[depth]), timeout_s=limit_s))
-            except KvnetError:
-                hints[depth] = []
-
-        sessions: list[PeerSession] = []
-        with trio.move_on_at(deadline_s):
-            async with trio.open_nursery() as nursery:
-                for depth in wanted:
-                    nursery.start_soon(find, depth)
-            ordered = {hint.peer: hint for depth in wanted for hint in hints.get(depth, [])}
-            fresh = [hint for peer, hint in ordered.items() if peer not in known][:MAX_DIALS]
-            for peer in await connect_any(self._network, fresh, wanted=MAX_DIALS, timeout_s=2.0):
-                session = await self._open_session(peer)
-                if session is not None:
-                    sessions.append(session)
-        return sessions
+        found = await self.lookups.find(query, prompt.held_tokens, deadline_s, dht=dht, worth_asking=worth_asking)
+        search.rounds += found.rounds
+        search.dht_queries += found.dht_queries
+        return found.candidates
 
     async def _try(
         self,
         query: LookupQuery,
         candidate: Candidate,
-        prompt: _Prompt,
+        prompt: Prompt,
         search: Search,
         share: _Share,
     ) -> PrefixFetched | None:
@@ -384,13 +263,13 @@ class PrefixFinder:
         fetch_began_s = None
         try:
             with self._flights.join(key) as flight:
-                checked: _Checked | None = None
+                checked: Checked | None = None
                 with trio.move_on_at(share.ends_s()) as scope:
-                    checked = await self._check(flight, query, candidate, prompt, search)
+                    checked = await self.claims.check(flight.showing, query, candidate, prompt, search)
                 if scope.cancelled_caught:
                     search.reasons.append("a peer that claimed a prefix did not show it in time")
                 if checked is not None and prompt.weigher is not None:
-                    checked = await self._weigh(checked, candidate, prompt.weigher, search)
+                    checked = await self.claims.weigh(checked, candidate, prompt.weigher, search)
                 if checked is None:
                     return None
                 fetch_began_s = trio.current_time()
@@ -403,84 +282,7 @@ class PrefixFinder:
                 _log.warning("a prefix was not fetched: %s", error)
             return None
 
-    async def _check(
-        self, flight: _Flight, query: LookupQuery, candidate: Candidate, prompt: _Prompt, search: Search
-    ) -> _Checked | None:
-        """How far a claim is borne out for this prompt."""
-
-        async def show() -> _Shown:
-            return await self._show(query, candidate, prompt.info)
-
-        if flight.shown is None:
-            got = await flight.showing.get(show)
-            assert got is not None  # noqa: S101 - patience is the caller's scope
-            flight.shown = got[0]
-        shown = flight.shown
-        search.rejected += shown.rejected
-        search.reasons += shown.reasons
-        if shown.located is None or shown.token_ids is None:
-            return None
-        shared = min(common_prefix(shown.token_ids.tokens, prompt.tokens), len(prompt.tokens) - 1)
-        if shared <= prompt.held_tokens:
-            search.reasons.append("a peer's artifact shares fewer tokens than it claimed")
-            return None
-        plan = shown.located.signed.manifest.plan()
-        needed = (*plan.needed_for(shared), *plan.context_chunks)
-        return _Checked(shown.located, shown.entries, shown.token_ids, needed, shared - prompt.held_tokens)
-
-    def _may_win(self, candidate: Candidate, weigher: Weigher, search: Search) -> bool:
-        """Whether a claim, were it borne out, would be worth fetching; it is not looked into otherwise."""
-        report = weigher.claim(self._link(candidate, weigher), candidate)
-        if report.plan.fetch is not None:
-            return True
-        search.plan = report
-        search.reasons.append(report.words)
-        return False
-
-    def _link(self, candidate: Candidate, weigher: Weigher) -> Link:
-        decode_bytes_s = weigher.decode_bytes_s(candidate.codec)
-        return link_to(candidate.providers, self._fetcher.scores, trio.current_time(), decode_bytes_s)
-
-    async def _weigh(
-        self, checked: _Checked, candidate: Candidate, weigher: Weigher, search: Search
-    ) -> _Checked | None:
-        """The claim with what is worth fetching of it; ``None`` when that is nothing."""
-        located, entries = checked.located, checked.entries
-        plan = located.signed.manifest.plan()
-        n_tokens = weigher.held_tokens + checked.spared_tokens
-        absent = await self._lane.run(self._absent, checked)
-        missing = missing_chunks(plan, entries, n_tokens, absent)
-        offer = weigher.offer(self._link(candidate, weigher), n_tokens, missing)
-        report = search.plan = weigher.weigh(offer)
-        fetch = report.plan.fetch
-        if fetch is None:
-            search.reasons.append(report.words)
-            return None
-        return replace(
-            checked,
-            needed=(*plan.needed_for(fetch.n_tokens), *plan.context_chunks),
-            spared_tokens=fetch.n_tokens - weigher.held_tokens,
-            weighed=_Weighed(report, offer, missing, len(candidate.providers)),
-        )
-
-    def _absent(self, checked: _Checked) -> list[int]:
-        """The needed chunks that are in no store here."""
-        entries = checked.entries
-        return [
-            index
-            for index in checked.needed
-            if not entries[index].absent and not self._store.has_chunk(entries[index].hash)
-        ]
-
-    async def _show(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
-        """Signed manifest, policy, chunk list and token ids of a claim: everything but the K/V."""
-        shown = await self._locate(query, candidate, info)
-        if shown.located is None:
-            return shown
-        entries = await self._fetcher.chunk_list(shown.located)
-        return replace(shown, entries=entries, token_ids=await self._fetcher.token_ids(shown.located, entries))
-
-    async def _fetch(self, flight: _Flight, checked: _Checked, prompt: _Prompt, search: Search) -> PrefixFetched | None:
+    async def _fetch(self, flight: _Flight, checked: Checked, prompt: Prompt, search: Search) -> PrefixFetched | None:
         """Fetch what this prompt needs, or wait for another prompt's fetch of it, as long as that can win."""
         began_s = trio.current_time()
         race = _race(checked, prompt)
@@ -503,7 +305,7 @@ class PrefixFinder:
         _note(search, usable, fetched.result.fetched_bytes if own else 0, began_s, ended_early=fetched.given_up)
         return _described(fetched.result, usable, own=own)
 
-    async def _fetch_now(self, checked: _Checked, race: Race, tell: Watch) -> _Fetched:
+    async def _fetch_now(self, checked: Checked, race: Race, tell: Watch) -> _Fetched:
         async def progress(event: FetchProgress) -> None:
             tell(event)
             await race.watch(event)
@@ -521,38 +323,8 @@ class PrefixFinder:
         self._published(fetched)
         return _Fetched(fetched, given_up=scope.cancelled_caught)
 
-    def _all_held(self, checked: _Checked) -> bool:
-        return not self._absent(checked)
-
-    async def _locate(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> _Shown:
-        """The signed manifest behind a claim, from any of the peers that made it; judged before anything is fetched."""
-        assert info.fingerprint is not None  # noqa: S101 - searched only with one
-        reasons: list[str] = []
-        for session in self._members(query, self._sessions()):
-            if session.peer not in candidate.providers:
-                continue
-            slot = session.slots[query.namespace]
-            try:
-                signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
-            except KvnetError as error:
-                reasons.append(str(error))
-                continue
-            lie = check_manifest(query, candidate, info.fingerprint.hash, signed)
-            if lie is not None:
-                reasons.append(f"a peer claimed an artifact, but {lie}")
-                continue
-            verdict = judge(
-                signed.manifest,
-                signed.artifact_hash,
-                info,
-                self._identity,
-                exact_only=self._exact_only,
-                lossy=self.lossy,
-            )
-            if isinstance(verdict, Rejected):
-                return _Shown(rejected=(verdict,), reasons=tuple(reasons))
-            return _Shown(Located(signed, query.namespace, session), reasons=tuple(reasons))
-        return _Shown(reasons=tuple(reasons))
+    def _all_held(self, checked: Checked) -> bool:
+        return not self.claims.absent(checked)
 
 
 def _note(search: Search, n_tokens: int, n_bytes: int, began_s: float, *, ended_early: bool) -> None:
@@ -562,7 +334,7 @@ def _note(search: Search, n_tokens: int, n_bytes: int, began_s: float, *, ended_
         search.plan = replace(search.plan, happened=happened)
 
 
-def _race(checked: _Checked, prompt: _Prompt) -> Race:
+def _race(checked: Checked, prompt: Prompt) -> Race:
     """The fetch of a claim against computing the same; by the plan where there is one."""
     if prompt.weigher is not None and checked.weighed is not None:
         weighed, n_tokens = checked.weighed, prompt.held_tokens + checked.spared_tokens

@@ -18,6 +18,7 @@ from kvnet.exchange.lane import Lane
 from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.serving import ChunkServer
 from kvnet.exchange.session import PeerSession
+from kvnet.exchange.tables import Tables
 from kvnet.exchange.transport import ChunkTransport, StreamTransport
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.network.bulk.endpoint import BulkEndpoint
@@ -33,6 +34,7 @@ from kvnet.protocol.messages import (
     Capability,
     GetManifest,
     ManifestReply,
+    MemberRequest,
     RefusalReason,
     Refused,
     Reply,
@@ -150,8 +152,10 @@ class ExchangeNode:
         self._session_opened = trio.Event()
         self._told: dict[ArtifactHash, list[bytes]] = {}
         self._answerers: dict[type[Request], Answerer] = {}
+        self._former_answerer: Answerer = _refuse_former
         self._greetings: list[Greeting] = []
         self._offered: list[Capability] = []
+        self._tables: Tables | None = None
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
         self._server.serving = self._options.serving
@@ -190,6 +194,10 @@ class ExchangeNode:
         """Say who answers requests of this kind; those for artifacts and bulk connections are answered already."""
         self._answerers[kind] = answerer
 
+    def answer_former_with(self, answerer: Answerer) -> None:
+        """Say who answers those that name a lookup secret that was replaced; nobody else ever sees their requests."""
+        self._former_answerer = answerer
+
     def greet_with(self, greeting: Greeting) -> None:
         """Say what else is done with every session that opens; it ends with the session."""
         self._greetings.append(greeting)
@@ -198,12 +206,22 @@ class ExchangeNode:
         """Tell peers, from the next session on, that this node can do this."""
         self._offered.append(capability)
 
+    def use_tables(self, tables: Tables) -> None:
+        """Look prefixes up in what members have told, and tell them what is held here; before `run`."""
+        self._tables = tables
+        self.finder.lookups.tables = tables
+        self._server.name_others_with(tables.records_for)
+
     def _answer(self, session: PeerSession, request: Request) -> Reply | None:
         if isinstance(request, ArtifactRequest | BulkRequest):
             reply = self._server.answer(session, request)
             if isinstance(request, GetManifest) and isinstance(reply, ManifestReply):
                 self._announcer.used([bytes(request.artifact)])
             return reply
+        if isinstance(request, MemberRequest):
+            proved = session.opened.namespaces.get(request.slot)
+            if proved is not None and proved.former:
+                return self._former_answerer(session, request)
         answerer = self._answerers.get(type(request))
         if answerer is None:
             return Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
@@ -235,13 +253,18 @@ class ExchangeNode:
 
     async def _announce_all(self) -> None:
         """Everything held, the newest last, so that it is announced first."""
+        if self._tables is not None:
+            self._tables.begin_reload()
         records = sorted(await self._lane.run(self._store.artifacts), key=lambda record: record.manifest.created)
         rows: dict[ArtifactHash, list[tuple[int, PrefixKey]]] = {}
         for namespace in self._identity.namespaces():
             for key, artifact, n_blocks in await self._lane.run(self._store.prefix_rows, namespace.id):
                 rows.setdefault(artifact, []).append((n_blocks, key))
+        keys = {record.hash: [key for _, key in sorted(rows.get(record.hash, []))] for record in records}
         for record in records:
-            self._announce(record, [key for _, key in sorted(rows.get(record.hash, []))])
+            self._announce(record, keys[record.hash])
+        if self._tables is not None:
+            self._tables.reload((record, keys[record.hash]) for record in records if keys[record.hash])
 
     async def reload(self) -> None:
         """The namespaces have changed: serve and announce by them, and prove them to every peer anew."""
@@ -463,6 +486,8 @@ class ExchangeNode:
             self.removed(evicted)
         self._server.offer(record, keys)
         self._announce(record, keys)
+        if self._tables is not None:
+            self._tables.hold(record, keys)
 
     def _announce(self, record: ArtifactRecord, keys: Sequence[PrefixKey]) -> None:
         """Only what is held whole: whoever follows a record finds all of it here."""
@@ -493,9 +518,15 @@ class ExchangeNode:
     def removed(self, artifact: ArtifactHash) -> None:
         """Serve and announce an artifact no longer; keys that others share go on being announced."""
         self._server.withdraw(artifact)
+        if self._tables is not None:
+            self._tables.drop(artifact)
         gone = self._told.pop(artifact, [])
         shared = {key for keys in self._told.values() for key in keys}
         self._announcer.remove(key for key in gone if key not in shared)
+
+
+def _refuse_former(_session: PeerSession, request: Request) -> Reply:
+    return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
 
 
 async def _greet(greeting: Greeting, session: PeerSession) -> None:

@@ -11,8 +11,8 @@ import trio
 
 from kvnet.engine.interface import Engine, RestorePlan
 from kvnet.errors import BusyError, EngineCrashedError, IntegrityError, KvnetError, OverBudgetError, StoreError
+from kvnet.exchange.claims import Search
 from kvnet.exchange.events import PrefixFetched
-from kvnet.exchange.finder import Search
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.planning import PlanReport

@@ -1,7 +1,8 @@
 """Serve: answer peers' requests from the store, as far as the serve machine allows."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -43,6 +44,9 @@ MAX_CHANGES = 1024
 WRITE_SIZE_BYTES = 256 * 1024
 """Bytes of one write to a stream; larger ones gain nothing over the control transport."""
 
+OthersOf = Callable[[PeerId, Namespace, Sequence[bytes]], tuple[bytes, ...]]
+"""Records of others than a peer that hold one of these keys, see `kvnet.protocol.serve.RecordsOf`."""
+
 FindSession = Callable[[PeerId, bytes], PeerSession | None]
 """The open control session of a peer that has this session id."""
 
@@ -74,6 +78,7 @@ class ChunkServer:
         self._table = HeldTable(identity.namespaces())
         self._changes: deque[Callable[[HeldTable], object]] = deque(maxlen=MAX_CHANGES)
         self._bulk: Callable[[PeerSession, BulkRequest], Reply] | None = None
+        self._others: OthersOf | None = None
         self.counters: Counter[str] = Counter()
 
     async def load(self) -> None:
@@ -137,6 +142,7 @@ class ChunkServer:
             self._identity.policy(),
             trio.current_time(),
             holding=self._holding,
+            others=partial(self._others, session.peer) if self._others is not None else None,
         )
         return decision.reply
 
@@ -147,6 +153,10 @@ class ChunkServer:
             for index, entry in enumerate(artifact.entries)
             if not entry.absent and self._store.has_chunk(entry.hash)
         ]
+
+    def name_others_with(self, others: OthersOf) -> None:
+        """Say who knows which other peers hold more than this node."""
+        self._others = others
 
     def answer_bulk_with(self, answer: Callable[[PeerSession, BulkRequest], Reply]) -> None:
         """Say who answers requests for bulk connections, once a peer may have one."""

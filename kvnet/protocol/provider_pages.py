@@ -57,7 +57,7 @@ class PageLimits:
 class _Page:
     entries: dict[LookupKey, HeldEntry] = field(default_factory=dict)
     sequence: int = 0
-    renew_at_s: float = float("inf")
+    renew_at: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,15 @@ def held_entry(namespace: Namespace, artifact: LookupKey, manifest: Manifest, ke
         namespace: the artifact's; its lookup secret keys everything.
         artifact: the artifact's name under that secret.
         manifest: the artifact's.
-        keys: its prefix key of each block.
+        keys: its prefix key of each block, as far as they are known.
     """
+    counts = [count for count in checkpoints(manifest.n_tokens) if count <= len(keys)]
     return HeldEntry(
         artifact=bytes(artifact),
         n_tokens=manifest.n_tokens,
         codec=manifest.codec.value,
         size_bytes=manifest.total_size_bytes,
-        keys=tuple(bytes(namespace.lookup_key(keys[count - 1])) for count in checkpoints(manifest.n_tokens)),
+        keys=tuple(bytes(namespace.lookup_key(keys[count - 1])) for count in counts),
     )
 
 
@@ -99,8 +100,8 @@ class OwnPages:
     """The pages of this node in one namespace.
 
     A driver does this: `hold` and `drop` as the store changes, `moved` when its addresses have, `shown` when a peer
-    has a page of this node that it did not sign in this life; when `next_due_s` has come, sign and tell a `record` of
-    every page that `due` names.
+    has a page of this node that it did not sign in this life; when `next_due` has come, sign and tell a `record` of
+    every page that `due` names. `now` is any clock that does not go backwards, in seconds.
 
     Args:
         limits: how often.
@@ -112,7 +113,7 @@ class OwnPages:
         self._page_of: dict[LookupKey, int] = {}
         self._room: list[int] = [0]
         self._changed: dict[int, None] = {0: None}
-        self._told_at_s = float("-inf")
+        self._told_at = float("-inf")
         self.left_out = 0
 
     def __len__(self) -> int:
@@ -161,41 +162,38 @@ class OwnPages:
             heapq.heappush(self._room, page)
             self._changed[page] = None
 
-    def next_due_s(self) -> float:
-        """When `due` has something, in seconds since 1970."""
+    def next_due(self) -> float:
+        """When `due` has something."""
         if self._changed:
-            return self._told_at_s + self._limits.changes_s
-        return min(page.renew_at_s for page in self._pages.values())
+            return self._told_at + self._limits.changes_s
+        return min(page.renew_at for page in self._pages.values())
 
-    def due(self, now_s: float) -> list[int]:
-        """Pages to sign and tell now, changed ones first; page 0 comes after the others that have changed with it.
-
-        Args:
-            now_s: seconds since 1970.
-        """
-        if now_s < self.next_due_s():
+    def due(self, now: float) -> list[int]:
+        """Pages to sign and tell now, changed ones first; page 0 comes after the others that have changed with it."""
+        if now < self.next_due():
             return []
         changed = sorted(self._changed, reverse=True)
-        late = [number for number, page in self._pages.items() if page.renew_at_s <= now_s]
+        late = [number for number, page in self._pages.items() if page.renew_at <= now]
         return list(dict.fromkeys([*changed, *late]))[: self._limits.pages_at_once]
 
-    def record(self, number: int, who: Telling, now_s: float, jitter: float) -> ProviderRecord:
+    def record(self, number: int, who: Telling, now: float, now_s: float, jitter: float) -> ProviderRecord:
         """What to sign for a page; it counts as told.
 
         Args:
             number: of the page, one of `due`.
             who: tells it.
+            now: the time.
             now_s: seconds since 1970.
             jitter: a fresh random number from 0 to 1: pages told together are not renewed together.
         """
         limits, page = self._limits, self._pages[number]
         page.sequence = next_sequence(now_s, page.sequence)
         self._changed.pop(number, None)
-        self._told_at_s = now_s
+        self._told_at = now
         gone = number > 0 and not page.entries
         # What it says is gone must not come back from a record that outlives this one.
         life_s = MAX_PROVIDER_LIFE_S if gone else limits.life_s
-        page.renew_at_s = float("inf") if gone else now_s + limits.period_s * (1.0 - jitter / 4)
+        page.renew_at = float("inf") if gone else now + limits.period_s * (1.0 - jitter / 4)
         return ProviderRecord(
             sequence=page.sequence,
             issued=int(now_s),

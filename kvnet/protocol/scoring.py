@@ -1,8 +1,9 @@
 """What is remembered of peers between fetches: how fast they are, and whether they may be asked at all.
 
 Misconduct - a chunk that does not match its hash, an answer nobody asked for - leads to a ban, longer each time. Faults
-that happen to honest peers - silence, a broken stream, too much to do - only put a peer further back. Both fade: a
-machine with a bad disk may have been repaired, and the only provider of something, flaky once, is not lost for good.
+that happen to honest peers - silence, a broken stream, too much to do - only put a peer further back. So do lies: a
+claim of more than there was. All fade: a machine with a bad disk may have been repaired, and the only provider of
+something, flaky once, is not lost for good.
 Pure: `now` comes in, in seconds of any clock that does not go backwards.
 """
 
@@ -15,7 +16,10 @@ from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
 
 FADE_S = 3600.0
-"""Misconduct and faults count half as much after this time."""
+"""Misconduct, faults and lies count half as much after this time."""
+
+LIAR_LIES = 1.5
+"""Who has more than this against it is asked last: after the second lie, until an hour has passed or so."""
 
 DOUBT_S = 120.0
 """What was measured this long ago may be twice as fast by now: a link that was slow once is tried again some time."""
@@ -52,6 +56,7 @@ class ScoreLimits:
 class _Score:
     misconduct: float = 0.0
     faults: float = 0.0
+    lies: float = 0.0
     judged_s: float = 0.0
     banned_until_s: float = float("-inf")
     rate_bytes_s: float = 0.0
@@ -63,6 +68,7 @@ class _Score:
         share = 0.5 ** (max(0.0, now - self.judged_s) / FADE_S)
         self.misconduct *= share
         self.faults *= share
+        self.lies *= share
         self.judged_s = now
 
 
@@ -86,6 +92,18 @@ class PeerScores:
             score.misconduct += 1.0
         elif reason in FAULTS:
             score.faults += 1.0
+
+    def lied(self, peer: PeerId, now: float) -> None:
+        """A peer claimed a prefix, and had less of it, or another model's."""
+        self._of(peer, now).lies += 1.0
+
+    def liar(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer lied more than once of late: others are asked before it."""
+        score = self._scores.get(peer)
+        if score is None:
+            return False
+        score.fade(now)
+        return score.lies > LIAR_LIES
 
     def delivered(self, peer: PeerId, n_bytes: int, seconds: float, now: float) -> None:
         """A peer delivered so many verified bytes in so much time; half of what is known is what was known before.
@@ -153,7 +171,7 @@ class PeerScores:
         if score is None:
             return 1.0
         score.fade(now)
-        return 1.0 / (1.0 + score.faults + 4.0 * score.misconduct)
+        return 1.0 / (1.0 + score.faults + 4.0 * (score.misconduct + score.lies))
 
     def order(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
         """Those that may be asked, the best first: by standing times rate; equal ones stay as they came.

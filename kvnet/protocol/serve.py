@@ -144,6 +144,10 @@ class HeldTable:
                 found.setdefault(name, key_index)
         return [(key_index, name, shelf.artifacts[name]) for name, key_index in found.items()]
 
+    def knows(self, namespace: Namespace) -> bool:
+        """Whether this node is in a namespace still, with this very lookup secret."""
+        return namespace in self._shelves
+
     def _shelf(self, namespace: Namespace | None) -> _Shelf | None:
         return None if namespace is None else self._shelves.get(namespace)
 
@@ -173,6 +177,10 @@ class ServeLimits:
 
 SLOT_SHARES: Mapping[Purpose, float] = {Purpose.INTERACTIVE: 1.0, Purpose.REPLICATION: 0.75, Purpose.SCRUB: 0.5}
 """Up to this share of all slots a request of that purpose is taken."""
+
+RecordsOf = Callable[[Namespace, Sequence[bytes]], tuple[bytes, ...]]
+"""Signed provider records of others in a namespace that hold one of these keys, the deepest first; at most
+`MAX_RECORDS`."""
 
 Holding = Callable[["HeldArtifact"], Iterable[int]]
 """The indices of an artifact's chunks that are held at this moment, ascending."""
@@ -251,6 +259,7 @@ class ServeMachine:
         now: float,
         *,
         holding: Holding | None = None,
+        others: RecordsOf | None = None,
     ) -> SendReply:
         """The answer to a control request; how many may be open at once is the session's to limit.
 
@@ -262,6 +271,7 @@ class ServeMachine:
             policy: what is revoked is not served.
             now: the time.
             holding: what is held of an artifact; all of it without.
+            others: who else holds a prefix; nobody is named without.
         """
         if isinstance(request, Ping):
             return SendReply(Pong(request_id=request.request_id))
@@ -270,7 +280,7 @@ class ServeMachine:
             return SendReply(Refused(request_id=request.request_id, reason=reason))
         namespace = slots.get(request.slot)
         if isinstance(request, Lookup):
-            return SendReply(_lookup_reply(request, namespace, table, policy))
+            return SendReply(_lookup_reply(request, namespace, table, policy, others))
         artifact = _find(table, namespace, request.artifact, policy)
         if artifact is None:
             return SendReply(Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN))
@@ -413,7 +423,13 @@ def _existing(artifact: HeldArtifact) -> list[int]:
     return [index for index in range(len(artifact.entries)) if _exists(artifact, index)]
 
 
-def _lookup_reply(request: Lookup, namespace: Namespace | None, table: HeldTable, policy: TrustPolicy) -> LookupReply:
+def _lookup_reply(
+    request: Lookup,
+    namespace: Namespace | None,
+    table: HeldTable,
+    policy: TrustPolicy,
+    others: RecordsOf | None,
+) -> LookupReply:
     found = [match for match in table.match(namespace, request.keys) if policy.may_serve(match[2].manifest)]
     # The deepest first; at one depth the newest, as it is the likeliest to be looked for again.
     found.sort(key=lambda match: (match[0], -match[2].manifest.created, match[1]))
@@ -427,7 +443,11 @@ def _lookup_reply(request: Lookup, namespace: Namespace | None, table: HeldTable
         )
         for key_index, name, artifact in found[:MAX_MATCHES]
     )
-    return LookupReply(request_id=request.request_id, matches=matches)
+    records: tuple[bytes, ...] = ()
+    if others is not None and namespace is not None and table.knows(namespace):
+        # Only who holds more than this node does is worth another round.
+        records = others(namespace, request.keys[: found[0][0]] if found else request.keys)
+    return LookupReply(request_id=request.request_id, matches=matches, records=records)
 
 
 def _page_reply(request: GetChunkList, artifact: HeldArtifact) -> Reply:

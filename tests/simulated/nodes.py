@@ -11,9 +11,9 @@ from blake3 import blake3
 
 from kvnet.engine.interface import Engine, ModelInfo, PromptKind
 from kvnet.engine.toy import ToyCosts
+from kvnet.exchange.claims import Search
 from kvnet.exchange.completion import Asked, Body, Completer, Finished, Reuse, Started, ask_peers
 from kvnet.exchange.fetcher import Fetched
-from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.keeping import Keeper, KeeperHooks

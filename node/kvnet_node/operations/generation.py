@@ -12,9 +12,9 @@ import trio
 
 from kvnet.engine.interface import Engine, PrefillProgress, TextDelta, frozen_template_inputs
 from kvnet.errors import KvnetError, OverBudgetError, UnknownModelError, UsageError
+from kvnet.exchange.claims import Search
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.events import FetchProgress
-from kvnet.exchange.finder import Search
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.generation import Source as ReuseSource
 from kvnet.exchange.prefix_reuse import Wanted

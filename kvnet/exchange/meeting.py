@@ -1,0 +1,113 @@
+"""Get to know members that one has only heard of: their addresses come with what other members tell."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvnet.errors import KvnetError
+from kvnet.network.interface import Network, ProviderHint
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.tables import KnownMember
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often members that nobody is connected to are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeetLimits:
+    """Members one has only heard of, and how they are dialled.
+
+    Attributes:
+        wanted: members connected, beyond which nobody is dialled unasked.
+        in_flight: dials at a time.
+        timeout_s: of one dial.
+        retry_s: seconds before one that did not answer is tried again; doubles with each failure.
+        max_retry_s: the longest of these pauses.
+    """
+
+    wanted: int = 32
+    in_flight: int = 4
+    timeout_s: float = 5.0
+    retry_s: float = 30.0
+    max_retry_s: float = 1800.0
+
+
+@dataclass(slots=True)
+class _Tried:
+    """How dialling a member went."""
+
+    addresses: tuple[str, ...]
+    failures: int = 0
+    due: float = 0.0
+
+
+class Meetings:
+    """Dials members in the background, few at a time.
+
+    Args:
+        network: to dial with.
+        members: whoever somebody has told of.
+        open_session: opens the session with a connected peer.
+        limits: how many, and how often.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        members: Callable[[], Mapping[PeerId, KnownMember]],
+        open_session: Callable[[PeerId], Awaitable[object]],
+        limits: MeetLimits | None = None,
+    ) -> None:
+        self._network = network
+        self._members = members
+        self._open_session = open_session
+        self._limits = limits or MeetLimits()
+        self._tried: dict[PeerId, _Tried] = {}
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Dial until cancelled."""
+        slots = trio.Semaphore(self._limits.in_flight)
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                for member in self._unmet():
+                    await slots.acquire()
+                    tried = self._tried[member.peer]
+                    tried.due = float("inf")
+                    nursery.start_soon(self._meet, member, tried, slots)
+                await trio.sleep(LOOK_S)
+
+    def _unmet(self) -> list[KnownMember]:
+        connected = {info.peer for info in self._network.connected()}
+        known = self._members()
+        self._tried = {peer: tried for peer, tried in self._tried.items() if peer in known}
+        unmet: list[KnownMember] = []
+        for peer, member in known.items():
+            tried = self._tried.get(peer)
+            if tried is None or tried.addresses != member.addresses:
+                # Somewhere else than before: what is remembered says nothing about that.
+                tried = self._tried[peer] = _Tried(member.addresses)
+            if peer not in connected and member.addresses and tried.due <= trio.current_time():
+                unmet.append(member)
+        return unmet[: max(0, self._limits.wanted - len(connected))]
+
+    async def _meet(self, member: KnownMember, tried: _Tried, slots: trio.Semaphore) -> None:
+        limits = self._limits
+        hint = ProviderHint(member.peer, member.addresses)
+        try:
+            await self._open_session(await self._network.connect_hint(hint, timeout_s=limits.timeout_s))
+            tried.failures = 0
+        except KvnetError as error:
+            tried.failures = min(tried.failures + 1, 16)
+            _log.debug("a member could not be reached: %s", error)
+        finally:
+            slots.release()
+        tried.due = trio.current_time() + min(limits.retry_s * 2.0**tried.failures, limits.max_retry_s)
