@@ -6,6 +6,7 @@ found counts for reuse from then on; see `kvnet.exchange.reuse`.
 
 import logging
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,9 @@ HINT_S = 60.0
 
 SAMPLES_PER_PEER = 2 * MAX_MODELS
 """Samples a peer gets in one `REFRESH_S`: twice what it can need."""
+
+MAX_NAME_CHARACTERS = 256
+"""Of a model's name; what `ModelEntry` takes."""
 
 MAX_PRODUCER_BYTES = 4096
 """An encoded producer record; what `ModelEntry` takes."""
@@ -258,7 +262,7 @@ class ModelExchange:
 def _entry(own: OwnModel) -> ModelEntry:
     here = own.here
     return ModelEntry(
-        name=here.name[:256],
+        name=_told_name(here.name),
         fingerprint=here.fingerprint.encode(),
         producer=cbor.encode_struct(here.producer),
         sample=own.digest,
@@ -266,6 +270,11 @@ def _entry(own: OwnModel) -> ModelEntry:
         group=here.packing.group,
         dtype=here.packing.dtype,
     )
+
+
+def _told_name(name: str) -> str:
+    """A name as it can be sent: a folder's may be decomposed, or no text at all."""
+    return unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode())[:MAX_NAME_CHARACTERS]
 
 
 def _model_of(entry: ModelEntry) -> ModelHere:

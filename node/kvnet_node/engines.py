@@ -155,6 +155,12 @@ class EngineShelf:
         """The engines of the models in memory."""
         return [loaded.engine for loaded in self._loaded.values()]
 
+    def at_rest(self, seconds: float) -> list[tuple[ModelEntry, Engine]]:
+        """The models in memory that nobody has used for so many seconds, with their engines."""
+        since = trio.current_time() - seconds
+        resting = [each for each in self._loaded.values() if not each.users and not each.end]
+        return [(each.entry, each.engine) for each in resting if each.idle_since <= since]
+
     def failure(self) -> str:
         """Why the last attempt to load a model failed, while none has been loaded since; else ""."""
         return next(iter(self._failed.values()), "")

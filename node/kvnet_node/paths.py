@@ -119,6 +119,21 @@ class DataPaths:
         return self.data_dir / "savings.sqlite3"
 
     @property
+    def samples_dir(self) -> Path:
+        """Models whose identity is known, and their samples."""
+        return self.data_dir / "samples"
+
+    @property
+    def measured_file(self) -> Path:
+        """What peers' samples were found to be."""
+        return self.data_dir / "measured.json"
+
+    @property
+    def pause_file(self) -> Path:
+        """That and until when the node serves nothing."""
+        return self.data_dir / "paused.json"
+
+    @property
     def log_file(self) -> Path:
         """The log of the running node."""
         return self.data_dir / "node.log"
