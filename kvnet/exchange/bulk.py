@@ -348,7 +348,8 @@ class BulkTransport:
 
     async def _dial_back(self, agreed: BulkSession, port: int) -> None:
         with suppress(NetworkError):
-            link = await self._endpoint.dial(agreed, self._hosts_of(agreed.peer), port, timeout_s=DIAL_S)
+            hosts = self._hosts_of(agreed.peer)
+            link = await self._endpoint.dial(agreed, hosts, port, timeout_s=DIAL_S, receives=False)
             self._start_sender(link, agreed)
 
     def _start_sender(self, link: Link, agreed: BulkSession) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from kvnet.network.bulk.sending import Answers, HeldChunk, Room
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import ChunkRefused, GetChunks, RefusalReason
 from kvnet.protocol.serve import RefuseChunks, SendChunks
-from kvnet.store.interface import Store
+from kvnet.store.interface import ChunkLocation, Store
 
 T = TypeVar("T")
 
@@ -52,12 +52,17 @@ class StoreSource:
                 self._on_loop(self._server.end_chunks, peer, counted)
 
     def _chunks(self, peer: PeerId, request: GetChunks, plan: SendChunks, room: Room, counted: Counter[str]) -> Answers:
-        not_held = set(plan.not_held)
+        entries = plan.artifact.entries
         with _Files() as files:
+            places = self._places(entries[index] for index in plan.indices)
+            coming = next(places, None)
+            not_held = set(plan.not_held)
             for index in request.indices:
                 data = None
                 if index not in not_held:
-                    data = self._read(plan.artifact.entries[index], room, files, counted)
+                    place, coming = coming, next(places, None)
+                    files.expect(coming)
+                    data = self._read(entries[index], place, room, files, counted)
                 if data is None:
                     yield ChunkRefused(index=index, reason=RefusalReason.NOT_HELD)
                     continue
@@ -68,9 +73,14 @@ class StoreSource:
                 counted["chunks_served"] += 1
                 counted["bytes_served"] += len(data)
 
-    def _read(self, entry: ChunkEntry, room: Room, files: "_Files", counted: Counter[str]) -> BytesLike | None:
+    def _places(self, entries: Iterable[ChunkEntry]) -> Iterator[ChunkLocation | None]:
+        for entry in entries:
+            yield self._store.locate(entry.hash)
+
+    def _read(
+        self, entry: ChunkEntry, place: ChunkLocation | None, room: Room, files: "_Files", counted: Counter[str]
+    ) -> BytesLike | None:
         """Stored bytes that match their hash, or ``None``: damaged bytes are never sent on."""
-        place = self._store.locate(entry.hash)
         if place is not None and place.length_bytes == entry.length_bytes:
             view = room(entry.length_bytes)
             if files.read_into(place.path, place.offset, view) and blake3_hash(view) == entry.hash:
@@ -101,12 +111,17 @@ class _Files:
         for handle in self._open.values():
             os.close(handle)
 
+    def expect(self, place: ChunkLocation | None) -> None:
+        """These bytes are read next: the disk may begin, where the system takes such hints."""
+        if place is not None and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                handle = self._handle(place.path)
+                os.posix_fadvise(handle, place.offset, place.length_bytes, os.POSIX_FADV_WILLNEED)
+
     def read_into(self, path: Path, offset: int, view: memoryview) -> bool:
         """Fill `view` from a file; False when the file does not give so many bytes."""
         try:
-            handle = self._open.get(path)
-            if handle is None:
-                handle = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = self._handle(path)
             filled = 0
             while filled < len(view):
                 read = os.preadv(handle, [view[filled:]], offset + filled)
@@ -116,3 +131,9 @@ class _Files:
         except OSError:
             return False
         return True
+
+    def _handle(self, path: Path) -> int:
+        handle = self._open.get(path)
+        if handle is None:
+            handle = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return handle

@@ -25,6 +25,7 @@ from kvnet.network.bulk.handshake import (
     plain_proof,
     receive_plain,
     secure,
+    secure_dialled,
 )
 from kvnet.network.bulk.link import Link
 from kvnet.network.libp2p.ports import BoundSocket, open_listeners
@@ -200,7 +201,7 @@ class BulkEndpoint:
     async def _shake_hands(self, raw: socket.socket) -> tuple[Link, _Expected]:
         if self.cipher == CIPHER_NONE and await _speaks_plainly(raw):
             return await self._shake_hands_plainly(raw)
-        secured = await secure(raw, self._context, self._pin_of_chosen, None)
+        secured = await secure(raw, self._context, self._pin_of_chosen)
         try:
             expected = self._claim(self._chosen[secured].session.name)
         except NetworkError:
@@ -291,8 +292,17 @@ class BulkEndpoint:
 
     # --- dialling ---
 
-    async def dial(self, session: BulkSession, hosts: Sequence[str], port: int, *, timeout_s: float) -> Link:
+    async def dial(
+        self, session: BulkSession, hosts: Sequence[str], port: int, *, timeout_s: float, receives: bool = True
+    ) -> Link:
         """Connect to the peer at whichever of its addresses answers first.
+
+        Args:
+            session: what was agreed on.
+            hosts: its addresses.
+            port: its port.
+            timeout_s: for all of it.
+            receives: whether chunks will come over it, and not go.
 
         Raises:
             PeerUnreachableError: none answers in time; the first reason is in the message.
@@ -306,7 +316,7 @@ class BulkEndpoint:
                 raw = await _connect_first(list(dict.fromkeys(hosts))[:MAX_DIALLED], port)
                 try:
                     with trio.fail_after(HANDSHAKE_S):
-                        return await _introduce(raw, session)
+                        return await _introduce(raw, session, receives=receives)
                 except BaseException:
                     raw.close()
                     raise
@@ -331,10 +341,10 @@ def _context_for(session: BulkSession, *, listens: bool) -> ssl.SSLContext:
         raise NetworkError("expected a certificate from the peer, found something else") from error
 
 
-async def _introduce(raw: socket.socket, session: BulkSession) -> Link:
+async def _introduce(raw: socket.socket, session: BulkSession, *, receives: bool) -> Link:
     if session.cipher != CIPHER_NONE:
         context = _context_for(session, listens=False)
-        return Link(await secure(raw, context, lambda _: session.pin, session.server_name))
+        return Link(await secure_dialled(raw, context, session.pin, session.server_name, receives=receives))
     sock = trio.socket.from_stdlib_socket(raw)
     expected = GREETING + plain_proof(session.name, session.peer_certificate, session.own.der)
     try:

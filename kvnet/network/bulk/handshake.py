@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from kvnet.errors import NetworkError, PeerRefusedError
+from kvnet.network.bulk.buffered import BufferedTls
 from kvnet.network.bulk.certificates import pin_of
 
 HANDSHAKE_S: Final = 5.0
@@ -23,7 +24,11 @@ PLAIN_SIZE_BYTES: Final = 16 + 32
 _PLAIN_CONTEXT: Final = b"kvnet-bulk-plain-1"
 
 
-async def _step(sock: ssl.SSLSocket, call: Callable[[], None]) -> None:
+TlsConnection = ssl.SSLSocket | BufferedTls
+"""Both raise `ssl.SSLWantReadError` and `ssl.SSLWantWriteError` when they can do nothing now."""
+
+
+async def _step(sock: TlsConnection, call: Callable[[], None]) -> None:
     while True:
         try:
             call()
@@ -34,7 +39,7 @@ async def _step(sock: ssl.SSLSocket, call: Callable[[], None]) -> None:
             await trio.lowlevel.wait_writable(sock.fileno())
 
 
-def require_pin(sock: ssl.SSLSocket, pin: bytes) -> None:
+def require_pin(sock: TlsConnection, pin: bytes) -> None:
     """Compare the certificate that the peer has shown.
 
     Raises:
@@ -46,27 +51,51 @@ def require_pin(sock: ssl.SSLSocket, pin: bytes) -> None:
 
 
 async def secure(
-    sock: socket.socket, context: ssl.SSLContext, pin_for: Callable[[ssl.SSLSocket], bytes | None], name: str | None
+    sock: socket.socket, context: ssl.SSLContext, pin_for: Callable[[ssl.SSLSocket], bytes | None]
 ) -> ssl.SSLSocket:
-    """Do a TLS handshake. The caller limits its time, and closes `sock` when this fails.
+    """Do the TLS handshake of a peer that has dialled. The caller limits its time, and closes `sock` when this fails.
 
     Args:
         sock: connected, not blocking; it is not usable by itself afterwards.
-        context: of the session, or of the listener.
+        context: of the listener.
         pin_for: the pin of the peer, asked after the handshake; ``None`` when nobody is expected.
-        name: what to send as SNI when we dialled; None when the peer has dialled.
 
     Raises:
         PeerRefusedError: the peer refuses us, or is not the one that was agreed on.
         NetworkError: the connection broke.
     """
-    listens = name is None
-    wrapped = context.wrap_socket(
-        sock, server_side=listens, do_handshake_on_connect=False, suppress_ragged_eofs=False, server_hostname=name
-    )
+    wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False)
+    await _establish(wrapped, lambda: pin_for(wrapped), listens=True)
+    return wrapped
+
+
+async def secure_dialled(
+    sock: socket.socket, context: ssl.SSLContext, pin: bytes, name: str, *, receives: bool
+) -> TlsConnection:
+    """Do the TLS handshake with a peer that was dialled; otherwise as `secure`.
+
+    Args:
+        sock: connected, not blocking; it is not usable by itself afterwards.
+        context: of the session.
+        pin: of the peer.
+        name: what to send as SNI.
+        receives: whether chunks will come over it, and not go.
+    """
+    wrapped: TlsConnection
+    if receives:
+        wrapped = BufferedTls(sock, context, name)
+    else:
+        wrapped = context.wrap_socket(
+            sock, do_handshake_on_connect=False, suppress_ragged_eofs=False, server_hostname=name
+        )
+    await _establish(wrapped, lambda: pin, listens=False)
+    return wrapped
+
+
+async def _establish(wrapped: TlsConnection, find_pin: Callable[[], bytes | None], *, listens: bool) -> None:
     try:
         await _step(wrapped, wrapped.do_handshake)
-        pin = pin_for(wrapped)
+        pin = find_pin()
         if pin is None:
             raise PeerRefusedError("expected a session that was agreed on, found none", reason="session")
         require_pin(wrapped, pin)
@@ -78,10 +107,9 @@ async def secure(
         if isinstance(error, OSError):
             raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
         raise
-    return wrapped
 
 
-async def _greet(sock: ssl.SSLSocket, listens: bool) -> None:
+async def _greet(sock: TlsConnection, listens: bool) -> None:
     if listens:
         await _step(sock, lambda: _require_whole(sock.send(GREETING)))
         return
@@ -89,7 +117,7 @@ async def _greet(sock: ssl.SSLSocket, listens: bool) -> None:
 
     def receive() -> None:
         while len(greeting) < len(GREETING):
-            part = sock.recv(len(GREETING) - len(greeting))
+            part = sock.read(len(GREETING) - len(greeting))
             if not part:
                 raise PeerRefusedError("the peer ended the connection after the handshake", reason="tls")
             greeting.extend(part)

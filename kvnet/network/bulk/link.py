@@ -14,18 +14,22 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import trio
 
 from kvnet.errors import NetworkError, PeerUnreachableError
+from kvnet.network.bulk.buffered import BufferedTls
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, frame_length
 
-SEND_PIECE_BYTES: Final = 256 * 1024
+SEND_PIECE_BYTES: Final = 1024 * 1024
 """Bytes of one call into OpenSSL; it makes records of 16 KiB of them without coming back to Python."""
 
 MANY_BYTES: Final = 128 * 1024
 """Bytes worth waking for while a chunk arrives."""
+
+RECEIVE_PIECE_BYTES: Final = 256 * 1024
+"""Bytes received at a time: hashed before they have left the processor's cache."""
 
 _HELD_BACK_BYTES: Final = 32 * 1024
 """More than OpenSSL may have taken from the socket and not given out: a record that is not whole."""
@@ -46,8 +50,9 @@ class Link:
         sock: not blocking; a plain one when the owner trusts the cable.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | BufferedTls) -> None:
         self._socket = sock
+        self._read, self._refill = _reading(sock)
         self._woken, self._waker = os.pipe()
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
@@ -91,24 +96,27 @@ class Link:
             raise LinkStopped("the connection was given up")
 
     def receive_some(self, view: memoryview) -> int:
-        """Receive what is there now, at most ``len(view)`` bytes and little more than `MANY_BYTES`; 0: nothing yet.
+        """Receive what is there now, at most ``len(view)`` bytes and little more than a piece; 0: nothing yet.
 
         Raises:
             NetworkError: the connection ended or broke.
         """
-        receive = self._socket.recv_into
-        filled, end = 0, min(len(view), MANY_BYTES)
+        read = self._read
+        filled, end = 0, min(len(view), RECEIVE_PIECE_BYTES)
         try:
             while filled < end:
-                # TLS gives out one record, at most 16 KiB, at a time.
-                received = receive(view[filled:])
-                if not received:
+                try:
+                    # TLS gives out one record, at most 16 KiB, at a time.
+                    while filled < end and (received := read(len(view) - filled, view[filled:])):
+                        filled += received
+                except _WANT_READ:
+                    if not self._refill():
+                        break
+                    continue
+                if filled < end:
                     if filled:
                         break
                     raise NetworkError("expected more bytes, the peer ended the connection")
-                filled += received
-        except _WANT_READ:
-            pass
         except OSError as error:
             if not filled:
                 raise _broken(error) from error
@@ -244,6 +252,19 @@ def run_soon(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _reading(sock: socket.socket | BufferedTls) -> tuple[Callable[[int, memoryview], int], Callable[[], bool]]:
+    """How bytes come out of a connection, and how more come into what it has in memory."""
+    if isinstance(sock, BufferedTls):
+        return cast("Callable[[int, memoryview], int]", sock.read_record), sock.refill
+    if isinstance(sock, ssl.SSLSocket):
+        return cast("Callable[[int, memoryview], int]", sock.read), _nothing_more
+    return lambda n_bytes, view: sock.recv_into(view, n_bytes), _nothing_more
+
+
+def _nothing_more() -> bool:
+    return False
 
 
 def _broken(error: OSError) -> NetworkError:

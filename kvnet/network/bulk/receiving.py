@@ -14,8 +14,9 @@ from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
 from kvnet.format.hashes import BytesLike, ChunkHash
 from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.network.bulk.link import Link, run_soon
+from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
-from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
+from kvnet.protocol.messages import ChunkRefused, GetChunks, decode_chunk_answer, encode_message
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
@@ -236,29 +237,38 @@ class Receiver:
 
     def _rest(self) -> None:
         """Nothing is asked for: wait for a request. The peer has nothing to say meanwhile."""
-        self._wait()
-        byte = bytearray(1)
-        if not self._expected and self._link.receive_some(memoryview(byte)):
+        # Looked for first: what is in memory already wakes nobody.
+        if self._link.receive_some(memoryview(bytearray(1))):
             raise ProtocolViolationError("expected nothing from a peer that was asked nothing, found bytes")
+        self._wait()
 
     def _receive_answer(self) -> None:
-        header = bytearray(LENGTH_SIZE_BYTES)
-        self._fill(memoryview(header))
-        body = bytearray(frame_length(bytes(header)))
-        self._fill(memoryview(body))
-        answer = decode_chunk_answer(bytes(body))
+        frame = self._receive_frame()
+        # Answers come in the order asked for: nearly always it is this chunk, and nothing needs to be decoded.
+        index, length = next(iter(self._expected.items()))
+        if frame == chunk_header_frame(index, length):
+            del self._expected[index]
+            self._receive_chunk(index, length)
+            return
+        answer = decode_chunk_answer(frame[LENGTH_SIZE_BYTES:])
         expected = self._expected.pop(answer.index, None)
         if isinstance(answer, ChunkRefused):
             self._post(answer)
         elif expected == answer.length_bytes:
-            self._receive_chunk(answer)
+            self._receive_chunk(answer.index, expected)
         else:
             # Whoever asked says what that means; not a byte of it is read.
             self._post(answer)
             raise ProtocolViolationError("expected a chunk that was asked for, in its length; found another")
 
-    def _receive_chunk(self, header: ChunkHeader) -> None:
-        length = header.length_bytes
+    def _receive_frame(self) -> bytes:
+        frame = bytearray(LENGTH_SIZE_BYTES)
+        self._fill(memoryview(frame))
+        body = bytearray(frame_length(bytes(frame)))
+        self._fill(memoryview(body))
+        return bytes(frame + body)
+
+    def _receive_chunk(self, index: int, length: int) -> None:
         view = self._buffer(length)
         hasher = blake3()
         filled = 0
@@ -276,7 +286,7 @@ class Receiver:
         self._link.check()
         self._unreported = 0
         self._posted_bytes += length
-        self._post_chunk(ChunkArrived(header.index, view, ChunkHash(hasher.digest())))
+        self._post_chunk(ChunkArrived(index, view, ChunkHash(hasher.digest())))
 
     def _fill(self, view: memoryview) -> None:
         filled = 0

@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -13,9 +13,10 @@ import trio
 from kvnet.errors import KvnetError
 from kvnet.format.hashes import BytesLike
 from kvnet.network.bulk.link import Link, run_soon
+from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_request, encode_message
+from kvnet.protocol.messages import ChunkRefused, GetChunks, decode_chunk_request, encode_message
 
 REST_S: Final = 120.0
 """Seconds without a request after which a connection is closed; the asking side gives it up earlier."""
@@ -33,7 +34,7 @@ MIN_PIECE_BYTES: Final = 1024
 """Bytes that are spread over time go in pieces of so many seconds, and no smaller than this."""
 
 Room = Callable[[int], memoryview]
-"""A buffer of so many bytes, valid until the next but one is asked for; a chunk read into it is sent without a copy."""
+"""A buffer of so many bytes, valid until the next one is asked for; a chunk read into it is sent without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class ChunkSource(Protocol):
     def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
         """Answer each chunk of a request, in its order; may block on the disk.
 
-        Called in the connection's threads, one answer ahead of what is sent. Each answer takes one room at most.
+        Called in the connection's thread; an answer is sent before the next one is asked for.
         """
         ...
 
@@ -85,8 +86,7 @@ class Sender:
         self._link = link
         self._peer = peer
         self._source = source
-        self._buffers = (bytearray(), bytearray())
-        self._ahead = ThreadPoolExecutor(1, "kvnet-bulk-read")
+        self._buffer = bytearray()
         self.done = trio.Event()
         self.failure = ""
 
@@ -120,25 +120,12 @@ class Sender:
             self.failure = "an error of this program"
             _logger.exception("bulk: sending ended by an error of this program")
         finally:
-            self._ahead.shutdown()
             self._link.close()
 
     def _answer(self, request: GetChunks) -> None:
-        """Send answer after answer, while the next one is read and hashed in another thread."""
-        answers = self._source.answers(self._peer, request, self._room)
-        coming: Future[Answer | None] | None = None
-        try:
-            answer = next(answers, None)
-            # One chunk alone is not worth a second thread.
-            many = len(request.indices) > 1
-            while answer is not None:
-                coming = self._ahead.submit(next, answers, None) if many else None
+        with closing(self._source.answers(self._peer, request, self._room)) as answers:
+            for answer in answers:
                 self._send_answer(answer)
-                answer = coming.result() if coming is not None else next(answers, None)
-        finally:
-            if coming is not None:
-                wait((coming,))
-            answers.close()
 
     def _send_answer(self, answer: Answer) -> None:
         match answer:
@@ -150,31 +137,30 @@ class Sender:
                 self._send(memoryview(encode_frame(encode_message(answer))))
 
     def _room(self, n_bytes: int) -> memoryview:
-        other, buffer = self._buffers
-        if len(buffer) < HEADROOM_BYTES + n_bytes:
-            buffer = bytearray(HEADROOM_BYTES + n_bytes)
-        self._buffers = (buffer, other)
-        return memoryview(buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
+        if len(self._buffer) < HEADROOM_BYTES + n_bytes:
+            self._buffer = bytearray(HEADROOM_BYTES + n_bytes)
+        return memoryview(self._buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
 
     def _send_chunk(self, index: int, data: BytesLike, spread_s: float) -> None:
-        header = encode_frame(encode_message(ChunkHeader(index=index, length_bytes=len(data))))
+        header = chunk_header_frame(index, len(data))
         start = HEADROOM_BYTES - len(header)
-        buffer = data.obj if isinstance(data, memoryview) else None
-        if isinstance(buffer, bytearray) and any(buffer is each for each in self._buffers) and start >= 0:
-            buffer[start:HEADROOM_BYTES] = header
-            self._send_spread(memoryview(buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
+        if isinstance(data, memoryview) and data.obj is self._buffer and start >= 0:
+            self._buffer[start:HEADROOM_BYTES] = header
+            self._send_spread(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
         else:
             self._send(memoryview(header))
             self._send_spread(memoryview(data), spread_s)
 
     def _send_spread(self, view: memoryview, spread_s: float) -> None:
         """In pieces with pauses between, so that a peer is never silent for long."""
+        if not spread_s:
+            self._send(view)
+            return
         n_pieces = pieces_of(len(view), spread_s)
         size = -(-len(view) // n_pieces)
         for start in range(0, len(view), size):
             self._send(view[start : start + size])
-            if spread_s:
-                self._link.pause(spread_s / n_pieces)
+            self._link.pause(spread_s / n_pieces)
 
     def _send(self, view: memoryview) -> None:
         self._link.send_all(view, stall_s=STALL_S)

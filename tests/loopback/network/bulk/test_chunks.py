@@ -141,7 +141,7 @@ async def test_chunks_that_come_together_are_handed_over_together(listening: Lis
         await sender.done.wait()
 
 
-async def test_next_chunk_is_read_while_one_is_sent_and_neither_spoils_the_other(listening: Listening) -> None:
+async def test_buffer_of_a_chunk_is_filled_again_only_after_it_was_sent(listening: Listening) -> None:
     size, n = 16 * MIB, 6
     read = [threading.Event() for _ in range(n)]
 
@@ -155,9 +155,9 @@ async def test_next_chunk_is_read_while_one_is_sent_and_neither_spoils_the_other
 
     pair, sender = await served(listening, Watched({}))
     pair.receiver.request(asking(*range(n)), dict.fromkeys(range(n), size))
-    # The receiver stops reading when so much waits for somebody to take it: the next chunk is still being sent.
+    # The receiver stops reading when so much waits for somebody to take it: the chunk after that cannot leave.
     stuck = AHEAD_BYTES // size
-    assert await trio.to_thread.run_sync(read[stuck + 1].wait, 10)
+    assert await trio.to_thread.run_sync(read[stuck].wait, 10)
     assert not read[-1].is_set()
     for index in range(n):
         event = await pair.next()
