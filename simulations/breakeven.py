@@ -72,9 +72,8 @@ def _gains(codec: Codec) -> Figure:
         wins, total = wins + int((gains > 1).sum()), total + gains.size
         axes.imshow(np.log2(gains), cmap="RdYlGn", norm=TwoSlopeNorm(0, -_MOST, _MOST), aspect="auto")
         for (row, column), value in np.ndenumerate(gains):
-            axes.text(
-                column, row, f"{value:.1f}" if value < 10 else f"{value:.0f}", ha="center", va="center", fontsize=8
-            )
+            colour = "white" if abs(math.log2(value)) > _MOST * 0.8 else "black"
+            axes.text(column, row, _times(value), ha="center", va="center", fontsize=8, color=colour)
         axes.set_title(f"{name}, {model.kv_bytes_per_token / 1000:.0f} kB a token", fontsize=10, loc="left")
         axes.set_xticks(range(len(LINKS_SHOWN)), labels=LINKS_SHOWN, rotation=30, ha="right", fontsize=8)
         axes.set_yticks(range(len(CHIPS_SHOWN)), labels=CHIPS_SHOWN, fontsize=8)
