@@ -52,6 +52,7 @@ class HeldInvitation:
         role: of whoever joins with it.
         label: what its guest is called; empty for what the guest calls itself.
         signer: publisher id of the key that signed it, which signs the membership too.
+        issued_s: seconds since 1970: whoever was removed later does not come back with it.
     """
 
     opens: OpenInvitation
@@ -59,6 +60,7 @@ class HeldInvitation:
     role: str
     label: str
     signer: bytes
+    issued_s: int
 
 
 class InvitationKeep(Protocol):
@@ -132,8 +134,11 @@ class Reception:
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         held = self._invitations.find(request.invitation)
         roster = self._rosters.roster(held.namespace) if held is not None else None
-        removed = roster.removed if roster is not None else ()
-        opens = held.opens if held is not None and roster is not None else None
+        removed: tuple[bytes, ...] = ()
+        opens = None
+        if held is not None and roster is not None:
+            opens = held.opens
+            removed = tuple(who for who, when in roster.removed.items() if when >= held.issued_s * 1000)
         if not may_enrol(request, session.occasion.reversed(), opens, removed=removed, now_s=self._now()):
             return _refused(request)
         assert held is not None  # noqa: S101 - nobody may enrol without an invitation that is there

@@ -3,21 +3,31 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
 from kvnet.errors import StoreError
+from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Heard, Statements
-from kvnet.format.hashes import NamespaceId
+from kvnet.format.hashes import NamespaceId, blake3_hash
+from kvnet.protocol.gossip import Allowance, answer, is_ordered, short
+from kvnet.protocol.messages import GetStatements, RefusalReason, Refused, Reply, Request
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster, build_roster
 from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement
 
+if TYPE_CHECKING:
+    from kvnet.exchange.node import ExchangeNode
+
 _ABOUT_MEMBERS: Final = (StatementType.MEMBERSHIP, StatementType.REKEY, StatementType.KEY_ROTATION)
+
+FORMER_ASKS_PER_S: Final = 2.0
+"""Requests answered of those who prove a former lookup secret, of all peers together."""
+FORMER_ASKS_BURST: Final = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +69,32 @@ class Rosters:
         self._now = now
         self._known: dict[NamespaceId, tuple[Scope, Roster]] = {}
         self._changed = trio.Event()
+        self._former_asks: Allowance | None = None
         for kind in _ABOUT_MEMBERS:
             statements.subscribe(kind, self._heard)
+
+    def attach(self, node: "ExchangeNode") -> None:
+        """Tell peers of this node who prove a lookup secret that was replaced what leads to the new one."""
+        node.answer_former_with(self._answer_former)
+
+    def _answer_former(self, session: PeerSession, request: Request) -> Reply:
+        if not isinstance(request, GetStatements) or not is_ordered(request):
+            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        now = trio.current_time()
+        if self._former_asks is None:
+            self._former_asks = Allowance(FORMER_ASKS_PER_S, FORMER_ASKS_BURST, now)
+        if not self._former_asks.take(1, now):
+            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+        told = self._for_former(session.opened.namespaces[request.slot])
+        return answer(request, {short(blake3_hash(each)): each for each in told})
+
+    def _for_former(self, namespace: Namespace) -> list[bytes]:
+        """The rekeyings that count, and why their signers may: enough to follow, and no word of who came since."""
+        roster = self.roster(namespace.id)
+        if roster is None:
+            return []
+        chains = [each for rekey in roster.rekeys for each in roster.proof_of(rekey.signer)]
+        return list(dict.fromkeys(each.envelope for each in chains))
 
     def _heard(self, heard: Heard) -> None:
         del heard

@@ -86,14 +86,21 @@ class Roster:
         return boxes.get(member)
 
     @property
+    def unsealed(self) -> tuple[bytes, ...]:
+        """Members whom the secret that counts is not sealed for; nobody while the first secret counts."""
+        if self.rekey is None:
+            return ()
+        sealed = {each.member for each in _rekey(self.rekey).sealed}
+        return tuple(each for each in self.members if each not in sealed)
+
+    @property
     def rekey_needed(self) -> RekeyNeeded:
         """What whoever made the secret that counts has to do about who is a member now."""
         if self.rekey is None:
             return RekeyNeeded.NOTHING
-        sealed = {each.member for each in _rekey(self.rekey).sealed}
-        if not sealed <= self.members.keys():
+        if any(each.member not in self.members for each in _rekey(self.rekey).sealed):
             return RekeyNeeded.FRESH
-        return RekeyNeeded.NOTHING if sealed >= self.members.keys() else RekeyNeeded.MORE
+        return RekeyNeeded.MORE if self.unsealed else RekeyNeeded.NOTHING
 
     def proof_of(self, member: bytes) -> list[SignedStatement]:
         """The statements that make somebody a member, to show to whoever knows the founder's key alone.

@@ -27,12 +27,24 @@ def seal_for(member: bytes, secret: bytes, ephemeral: bytes) -> bytes | None:
     Returns:
         The box; ``None`` for a publisher id that is no point of the curve, whose key nobody can have.
     """
-    if not is_public_key(member):
-        return None
-    try:
-        recipient = bytes(VerifyKey(member).to_curve25519_public_key())
-    except CryptoError:
+    recipient = _recipient(member)
+    if recipient is None:
         return None
     public = crypto_scalarmult_base(ephemeral)
     nonce = blake2b(public + recipient, digest_size=crypto_box_NONCEBYTES, encoder=RawEncoder)
     return public + crypto_box(secret, nonce, recipient, ephemeral)
+
+
+def can_be_sealed_for(member: bytes) -> bool:
+    """Whether anybody can have the key of this publisher id."""
+    return _recipient(member) is not None
+
+
+def _recipient(member: bytes) -> bytes | None:
+    """The X25519 key of a publisher id."""
+    if not is_public_key(member):
+        return None
+    try:
+        return bytes(VerifyKey(member).to_curve25519_public_key())
+    except CryptoError:
+        return None

@@ -7,6 +7,7 @@ logged or sent. The caller owns the lock of the data directory, so no two proces
 import datetime as dt
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from kvnet.errors import ConfigError, TrustError, UsageError
 from kvnet.exchange.measured import Measurements
 from kvnet.exchange.rosters import Rosters
+from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import NamespaceId, PrefixKey
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import block_keys
@@ -74,6 +76,7 @@ class NodeIdentity:
         self.swarms = SwarmFiles(paths.namespaces_dir, public=public)
         self.invitations = InvitationBook(paths.invitations_file)
         self.rosters: Rosters | None = None
+        self._statements: Statements | None = None
         self.numerics = Measurements()
         """What other machines were measured to compute; filled by whoever measures."""
 
@@ -106,6 +109,12 @@ class NodeIdentity:
                 f"expected a list of trusted publishers in {self._paths.trusted_file}, found something else: {error}"
             ) from error
 
+    def hear(self, statements: Statements, *, now: Callable[[], float] = time.time) -> Rosters:
+        """Have what is said of keys, artifacts and members count, from now on; returns who is in which namespace."""
+        self._statements = statements
+        self.rosters = Rosters(statements, self.swarms.scopes, self.publisher_keys, now=now)
+        return self.rosters
+
     # --- what the use cases read ---
 
     def signing_key(self) -> PublisherKey:
@@ -117,7 +126,7 @@ class NodeIdentity:
         members: Mapping[bytes, frozenset[bytes]] = self.rosters.members() if self.rosters is not None else {}
         founders: dict[bytes, bytes] = {scope.namespace.id: scope.founder for scope in self.swarms.scopes()}
         mine = self.swarms.mine.id
-        return TrustPolicy(
+        policy = TrustPolicy(
             self._policy_name,  # type: ignore[arg-type]
             own=frozenset(key.public for key in self._keys),
             trusted=frozenset(parse_publisher_text(entry.publisher) for entry in self._trusted),
@@ -126,6 +135,7 @@ class NodeIdentity:
             devices=members.get(mine, frozenset()),
             founder=founders.get(mine, b""),
         )
+        return policy if self._statements is None else self._statements.applied(policy)
 
     def namespaces(self) -> tuple[Namespace, ...]:
         """Every namespace this node is in; ``mine`` first."""
@@ -135,7 +145,7 @@ class NodeIdentity:
         """The same under lookup secrets that were replaced."""
         return self.swarms.former()
 
-    def keys(self) -> list[PublisherKey]:
+    def publisher_keys(self) -> list[PublisherKey]:
         """All publisher keys of this node, the newest last."""
         return list(self._keys)
 

@@ -29,6 +29,7 @@ class _Open(msgspec.Struct, frozen=True):
     namespace: bytes
     role: str
     label: str
+    issued_s: int
     expires_s: int
     uses: int
     used_by: tuple[bytes, ...] = ()
@@ -93,6 +94,7 @@ class InvitationBook:
                 invitation.namespace,
                 invitation.role,
                 label,
+                invitation.issued,
                 invitation.expires,
                 invitation.uses,
             )
@@ -104,7 +106,7 @@ class InvitationBook:
         if each is None:
             return None
         opens = OpenInvitation(each.secret, each.expires_s, each.uses, each.used_by)
-        return HeldInvitation(opens, NamespaceId(each.namespace), each.role, each.label, each.signer)
+        return HeldInvitation(opens, NamespaceId(each.namespace), each.role, each.label, each.signer, each.issued_s)
 
     def use(self, invitation: bytes, publisher: bytes) -> bool:
         """Count a use; it is on disk when this returns.

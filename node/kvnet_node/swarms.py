@@ -261,17 +261,35 @@ class SwarmFiles:
         self.load()
         return kept
 
-    def _keep(self, old: Namespace, held: int, *, keep_old: bool, becomes: NamespaceId) -> NamespaceId | None:
-        if held and not keep_old:
+    def check_replaceable(self, new: NamespaceId, *, keep_old: bool, count: Callable[[NamespaceId], int]) -> None:
+        """Whether a namespace can become ``mine``, before anything is written.
+
+        Args:
+            new: its id.
+            keep_old: keep the one it replaces, for what is in it.
+            count: how many artifacts of a namespace the store holds.
+
+        Raises:
+            StoreError: the old namespace holds artifacts and ``keep_old`` is False, or too many are kept.
+        """
+        old = self.mine.id
+        if new != old and (held := count(old)):
+            self._check_keeping(held, keep_old=keep_old, becomes=new)
+
+    def _check_keeping(self, held: int, *, keep_old: bool, becomes: NamespaceId) -> None:
+        if not keep_old:
             raise StoreError(
                 f"the namespace to be replaced holds {held} artifact{'s' if held != 1 else ''}, "
                 "which nobody could look up any more",
                 hint="--keep-old keeps it for them",
             )
-        if not held:
-            return None
         if becomes not in self._files:
             self._require_room()
+
+    def _keep(self, old: Namespace, held: int, *, keep_old: bool, becomes: NamespaceId) -> NamespaceId | None:
+        if not held:
+            return None
+        self._check_keeping(held, keep_old=keep_old, becomes=becomes)
         write_private(self._directory / f"kept-{old.id.hex()[:16]}.kvns", encode_namespace_file(old))
         return old.id
 
