@@ -127,7 +127,7 @@ class Node:
         stored_share: stored bytes by raw bytes.
 
     Attributes:
-        present: whether it is there; `silent_s` is since when it is not.
+        present: whether it is there.
         epoch: grows whenever what runs on it is lost.
         members: the peers it keeps sessions with, by number.
         waiting: requests that wait for the engine; `busy` says whether it computes.
@@ -136,7 +136,7 @@ class Node:
 
     __slots__ = (
         "block_bytes", "budget", "busy", "counted", "decode_bytes_s", "down", "epoch", "fetching",
-        "live", "machine", "members", "number", "peer", "present", "scores", "setup", "silent_s", "store", "up",
+        "live", "machine", "members", "number", "peer", "present", "scores", "setup", "store", "up",
         "waiting",
     )  # fmt: skip
 
@@ -157,7 +157,6 @@ class Node:
         self.scores = PeerScores()
         self.up, self.down = Span(setup.link.up_bytes_s), Span(setup.link.down_bytes_s)
         self.present = True
-        self.silent_s = float("-inf")
         self.epoch = 0
         self.members: frozenset[int] = frozenset()
         self.waiting: deque[Job] = deque()

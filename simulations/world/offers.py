@@ -1,11 +1,17 @@
-"""What a node learns when it asks for a prefix: who has most of it, among its members and through the DHT."""
+"""What a node learns when it looks for a prefix: who has most of it, by its members' tables and through the DHT.
 
-from collections.abc import Callable, Iterable
+Every member tells every other what it holds, so that a node knows whom to ask: as a rule one or a few, in one round
+trip. A member that is gone without a word is asked too, as long as its session counts as open; nobody waits for it when
+another that has as much has answered. Whom the tables do not name the DHT may.
+"""
+
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kvnet.exchange.finder import MAX_DIALS
+from kvnet.exchange.lookups import MAX_DIALS
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.cost import Machine
+from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from simulations.policies.policy import Policy
 from simulations.world.node import Job, Node
 from simulations.world.places import Places
@@ -26,6 +32,20 @@ class Offered(NamedTuple):
     providers: tuple[Node, ...]
 
 
+class Heard(NamedTuple):
+    """What a round of questions brought.
+
+    Attributes:
+        offered: the best, if any.
+        asked: how many were asked.
+        silent: somebody whose table says that it has more does not answer.
+    """
+
+    offered: Offered | None = None
+    asked: int = 0
+    silent: bool = False
+
+
 class Directory:
     """Finds out who has what.
 
@@ -43,18 +63,28 @@ class Directory:
         self._checkpoints = policy.checkpoints
         self._announced: dict[int, frozenset[int]] = {}
 
-    def among_members(self, node: Node, job: Job, now_s: float) -> Offered | None:
+    def among_members(self, node: Node, job: Job, now_s: float) -> Heard:
         """What connected members offer beyond what is held."""
-        members = node.members
-        return self._best(node, job, now_s, lambda holders: [n for n in holders if n in members])
+        members, asked, silent = node.members, 0, False
+        for segment, end in job.path:
+            if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
+                break
+            holders = self._holders.get(segment)
+            if holders:
+                heard = self._of_segment(node, job, segment, end, [n for n in holders if n in members], now_s)
+                asked += heard.asked
+                silent |= heard.silent
+                if heard.offered is not None:
+                    return Heard(heard.offered, min(asked, MAX_ASKED), silent)
+        return Heard(None, min(asked, MAX_ASKED), silent)
 
     def in_dht(self, node: Node, job: Job, now_s: float) -> Offered | None:
-        """What others offer whom the DHT names: those under the prompt's own checkpoints, the deepest dialled first.
+        """What others offer whom the DHT names: those under the prompt's own checkpoints.
 
         A checkpoint names all before it, so that it leads to holders of the segment that it lies in, as far as they
         announced the same one. Of each key the DHT keeps few records; the first that came.
         """
-        depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(job.request.n_input)]
+        depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(job.request.n_input)[-MAX_DHT_QUERIES:]]
         members, dialled = node.members, 0
         for at, (segment, end) in enumerate(job.path):
             begin = job.path[at + 1][1] if at + 1 < len(job.path) else 0
@@ -63,11 +93,10 @@ class Directory:
             holders = self._holders.get(segment)
             if not holders:
                 continue
-            reached = [depth for depth in depths if begin < depth <= end]
-            named = self._named(holders, reached)
+            named = self._named(holders, [depth for depth in depths if begin < depth <= end])
             found = [n for n in named if n not in members and n != node.number][: MAX_DIALS - dialled]
             dialled += len(found)
-            offered = self._of_segment(node, job, segment, end, found, now_s)
+            offered = self._of_segment(node, job, segment, end, found, now_s).offered
             if offered is not None or dialled >= MAX_DIALS:
                 return offered
         return None
@@ -93,46 +122,33 @@ class Directory:
             known = self._announced[n_blocks] = frozenset(self._checkpoints(n_blocks * BLOCK_TOKENS))
         return depth // BLOCK_TOKENS in known
 
-    def _best(
-        self, node: Node, job: Job, now_s: float, chosen: Callable[[dict[int, int]], Iterable[int]]
-    ) -> Offered | None:
-        for segment, end in job.path:
-            if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
-                return None
-            holders = self._holders.get(segment)
-            if holders:
-                offered = self._of_segment(node, job, segment, end, chosen(holders), now_s)
-                if offered is not None:
-                    return offered
-        return None
-
-    def _of_segment(
-        self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float
-    ) -> Offered | None:
+    def _of_segment(self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float) -> Heard:
         """More tokens come first, then whom most have; copies of different origin are different bytes."""
-        holders, least = self._holders[segment], max(BLOCK_TOKENS, (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS)
+        holders, least = self._holders[segment], (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
         extents = {number: min(holders[number], end) for number in numbers}
-        longest, found = 0, list[Node]()
+        longest, found, asked, silent = 0, list[Node](), 0, False
         while extents and not found:
             longest = max(extents.values())
             if longest < least:
-                return None
+                break
             farthest = [number for number, extent in extents.items() if extent == longest]
             found = [other for number in farthest if self._may_ask(node, other := self._nodes[number], now_s)]
+            asked += len(farthest)
+            silent |= not found
             for number in farthest:
                 del extents[number]
         n_tokens = min(longest, job.request.n_input - 1)
         if not found or n_tokens < BLOCK_TOKENS:
-            return None
+            return Heard(None, asked, silent)
         if len(found) == 1:
-            return Offered(n_tokens, segment, (found[0],))
+            return Heard(Offered(n_tokens, segment, (found[0],)), asked, silent)
         by_origin: dict[int, list[Node]] = {}
         for other in found:
             by_origin.setdefault(other.store.origins.get(segment, NOWHERE), []).append(other)
         _, group = min(by_origin.items(), key=lambda item: (-len(item[1]), item[0]))
         order = node.scores.order([other.peer for other in group], now_s) if len(group) > 1 else [group[0].peer]
         known = {other.peer: other for other in group}
-        return Offered(n_tokens, segment, tuple(known[peer] for peer in order[:MAX_PROVIDERS]))
+        return Heard(Offered(n_tokens, segment, tuple(known[peer] for peer in order[:MAX_PROVIDERS])), asked, silent)
 
     def _may_ask(self, node: Node, other: Node, now_s: float) -> bool:
         return self._places.reachable(node, other) and not node.scores.banned(other.peer, now_s)

@@ -10,6 +10,9 @@ from simulations.world.clock import Clock, HeapClock
 from simulations.world.setup import WorldSetup
 from simulations.world.world import World
 
+MOST_EXACT_REQUESTS = 10_000
+"""Scenarios with more have fluid transfers unless they ask for others."""
+
 
 def run(scenario: Scenario, policy: str | Policy, seed: int) -> RunResult:
     """One scenario under one policy.
@@ -19,10 +22,17 @@ def run(scenario: Scenario, policy: str | Policy, seed: int) -> RunResult:
         UsageError, MalformedError: a trace that is not there, or does not fit.
         CheckFailedError: something happened that must not.
     """
-    return run_world(build(scenario, seed), named(policy) if isinstance(policy, str) else policy, seed)
+    chosen = named(policy) if isinstance(policy, str) else policy
+    setup = build(scenario, seed)
+    exact = scenario.exact_transfers
+    if exact is None:
+        exact = len(setup.stream) <= MOST_EXACT_REQUESTS
+    return run_world(setup, chosen, seed, exact_transfers=exact)
 
 
-def run_world(setup: WorldSetup, policy: Policy, seed: int, *, clock: Clock | None = None) -> RunResult:
+def run_world(
+    setup: WorldSetup, policy: Policy, seed: int, *, clock: Clock | None = None, exact_transfers: bool = False
+) -> RunResult:
     """The same with a world that was built by hand.
 
     Args:
@@ -30,12 +40,13 @@ def run_world(setup: WorldSetup, policy: Policy, seed: int, *, clock: Clock | No
         policy: how nodes behave.
         seed: of what is drawn.
         clock: of virtual time; by default a heap.
+        exact_transfers: every chunk goes through the node's fetch machine; otherwise bytes flow.
     """
     began_s = time.perf_counter()
     clock = clock or HeapClock()
     stream = setup.stream
     recorder = Recorder(stream.n_input, stream.node, len(setup.nodes))
-    world = World(setup, policy, seed, clock, recorder)
+    world = World(setup, policy, seed, clock, recorder, exact_transfers=exact_transfers)
     world.run()
     return recorder.finish(
         setup.name,

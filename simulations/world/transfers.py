@@ -23,6 +23,9 @@ NOBODY = PeerId(b"")
 SpansOf = Callable[[Node, Node], tuple[Span, ...]]
 """What bytes from one node to another run over."""
 
+RttOf = Callable[[Node, Node], float]
+"""Seconds of a round trip between two nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Brought:

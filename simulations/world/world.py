@@ -7,25 +7,29 @@ has to go for it (`kvnet.store.eviction`).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from kvnet.engine.interface import Boundary, BoundaryKind
 from kvnet.exchange.admission import Signals
 from kvnet.exchange.finder import DHT_WORTH_S, MAX_CANDIDATES, MIN_LOOKUP_S, WORTH_ASKING_S
+from kvnet.exchange.lookups import DHT_SHARE
 from kvnet.exchange.planning import SHOWING_ROUND_TRIPS, asking_could_win, link_to
 from kvnet.exchange.write_budget import Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
 from kvnet.protocol.cost import EvenOffer, Link, best_cut
+from kvnet.protocol.lookup import MAX_DHT_QUERIES
 from simulations.checkers import Checkers, Truth
 from simulations.chips import STORED_SHARE
 from simulations.policies.policy import Policy, Reach
 from simulations.results import NodeResult, Recorder, RequestResult
 from simulations.workload.churn import Change, PresenceChange
 from simulations.workload.requests import Request
+from simulations.world.chunked import ChunkTransfers
 from simulations.world.clock import Clock
 from simulations.world.node import Job, LiveCaches, Node
-from simulations.world.offers import Directory, Offered, local_seconds
+from simulations.world.offers import Directory, Heard, Offered, local_seconds
 from simulations.world.places import Places, choose_members
 from simulations.world.replicas import Replicator
 from simulations.world.setup import WorldSetup
@@ -35,7 +39,7 @@ from simulations.world.tree import Path, PromptTree
 
 SILENCE_S: Final = 75.0
 """A peer that is gone without a word keeps its session for so long: 60 s of silence, then 15 s for a ping
-(`kvnet.protocol.session.SessionLimits`). Lookups wait for it to the end."""
+(`kvnet.protocol.session.SessionLimits`). Until then it is asked for what its table names."""
 DHT_ROUNDS: Final = 2
 """Rounds in which the DHT finds a provider; 1.6 on average, 2 at most, were measured (design of the network)."""
 SESSION_ROUND_TRIPS: Final = 3
@@ -53,9 +57,19 @@ class World:
         seed: of what is drawn.
         clock: of virtual time.
         recorder: takes the results.
+        exact_transfers: every chunk goes through the node's fetch machine; otherwise bytes flow.
     """
 
-    def __init__(self, setup: WorldSetup, policy: Policy, seed: int, clock: Clock, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        setup: WorldSetup,
+        policy: Policy,
+        seed: int,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        exact_transfers: bool = False,
+    ) -> None:
         self.setup = setup
         self.policy = policy
         self.clock = clock
@@ -66,10 +80,11 @@ class World:
         self.places = Places(setup, self.nodes)
         self.directory = Directory(self.nodes, self.holders, self.places, policy)
         self.transfers: Transfers = FluidTransfers(clock, self.places.spans)
+        if exact_transfers:
+            self.transfers = ChunkTransfers(clock, self.places.spans, self.places.rtt_s)
         self.checks = Checkers(Truth())
         self.counts: Counter[str] = Counter()
         self.asked = self.ended = 0
-        self._silent: list[Node] = []
         self._announced_s = [0.0] * len(self.nodes)
         self._follow = setup.stream.answers_follow
         self._replicator = Replicator(self) if policy.replication is not None else None
@@ -125,7 +140,6 @@ class World:
         match change.kind:
             case Change.JOIN | Change.WAKE:
                 node.present = True
-                node.silent_s = float("-inf")
                 node.store.show()
                 self._announced_s[node.number] = self.clock.now
             case Change.SLEEP | Change.CRASH | Change.LEAVE:
@@ -147,11 +161,13 @@ class World:
         if kind is Change.LEAVE:
             node.store.forget()
             return
-        node.store.hide()
-        node.silent_s = self.clock.now
-        now_s = self.clock.now
-        self._silent = [each for each in self._silent if now_s - each.silent_s < SILENCE_S and each is not node]
-        self._silent.append(node)
+        self.clock.at(self.clock.now + SILENCE_S, self._noticed, node, node.epoch)
+
+    @staticmethod
+    def _noticed(node: Node, epoch: int) -> None:
+        """Members know that a node is gone, and look for nothing there any more."""
+        if not node.present and node.epoch == epoch:
+            node.store.hide()
 
     def _lost(self) -> None:
         """A request went with its node."""
@@ -188,12 +204,15 @@ class World:
             return
         local_s = local_seconds(node.machine, n_prompt, live, stored, node.setup.kv_bytes_per_token)
         longest_s = min(self.policy.max_lookup_s, max(MIN_LOOKUP_S, self.policy.lookup_share * left_s))
-        spent_s, offered = 0.0, None
-        if node.members and self._could_win(node, n_prompt, held, local_s):
-            offered = self.directory.among_members(node, job, now_s)
-            spent_s = self._answers_s(node, offered, longest_s)
-        elif node.members:
-            self.counts["not_asked"] += 1
+        spent_s, heard = 0.0, self.directory.among_members(node, job, now_s)
+        offered = heard.offered
+        if heard.asked:
+            asked = offered.providers if offered is not None else ()
+            if self._could_win(node, asked, n_prompt, held, local_s):
+                spent_s = self._answers_s(node, heard, longest_s)
+            else:
+                self.counts["not_asked"] += 1
+                offered = None
         if offered is None and self.policy.dht and left_s >= DHT_WORTH_S and len(self.nodes) > len(node.members) + 1:
             offered, more_s = self._ask_dht(node, job, longest_s - spent_s)
             spent_s += more_s
@@ -223,44 +242,29 @@ class World:
             raw_bytes_per_token=node.setup.kv_bytes_per_token,
         )
 
-    def _could_win(self, node: Node, n_prompt: int, held: int, local_s: float) -> bool:
-        """As long as somebody's rate is not known, asking is worth it: the rates of all add up."""
-        known, members = node.scores, node.members
-        peers = []
-        for number in members:
-            other = self.nodes[number]
-            if known.rate_bytes_s(other.peer) == 0.0:
-                return True
-            peers.append(other.peer)
-        link = link_to(peers, known, self.clock.now)
+    def _could_win(self, node: Node, asked: Sequence[Node], n_prompt: int, held: int, local_s: float) -> bool:
+        """Whether asking those who are to be asked can pay; as long as the rate of one is not known, it can."""
+        link = link_to((each.peer for each in asked), node.scores, self.clock.now)
         return asking_could_win(
             node.machine, n_prompt, held, local_s, raw_bytes_per_token=node.setup.kv_bytes_per_token, link=link
         )
 
-    def _answers_s(self, node: Node, offered: Offered | None, longest_s: float) -> float:
-        """How long the answers of members take: until all have answered, or the lookup's time is over."""
-        node.counted.lookup_messages += len(node.members)
+    def _answers_s(self, node: Node, heard: Heard, longest_s: float) -> float:
+        """How long answers take: a round trip, or all the time of a lookup where the best says nothing."""
+        node.counted.lookup_messages += heard.asked
         farthest_s = self._farthest_s[node.number]
-        if not self._waits_for_silent(node):
+        if not heard.silent:
             return min(longest_s, farthest_s)
         self.counts["waited_for_silent"] += 1
-        if offered is not None and self.policy.patience_s is not None:
+        if heard.offered is not None and self.policy.patience_s is not None:
             return min(longest_s, farthest_s + self.policy.patience_s)
         return longest_s
 
-    def _waits_for_silent(self, node: Node) -> bool:
-        """Whether a member does not answer that still counts as connected."""
-        now_s, members = self.clock.now, node.members
-        for each in self._silent:
-            if each.number in members and now_s - each.silent_s < SILENCE_S:
-                return True
-        return self.places.is_cut and any(self.places.apart(node, self.nodes[number]) for number in members)
-
     def _ask_dht(self, node: Node, job: Job, left_s: float) -> tuple[Offered | None, float]:
         """Who the DHT names, dialled and asked; nobody when there is no time for it."""
-        node.counted.lookup_messages += len(self.policy.checkpoints(job.request.n_input))
+        node.counted.lookup_messages += min(MAX_DHT_QUERIES, len(self.policy.checkpoints(job.request.n_input)))
         found_s = DHT_ROUNDS * self.setup.dht_rtt_s
-        if found_s > left_s:
+        if found_s > DHT_SHARE * left_s:
             return None, max(0.0, left_s)
         offered = self.directory.in_dht(node, job, self.clock.now)
         if offered is None:
@@ -444,6 +448,8 @@ class World:
         node.counted.kept_bytes += n_bytes
         node.budget.spend(n_bytes, Writing.KEPT, now_s)
         node.store.supersede(kept)
+        if self.policy.peers:
+            node.counted.announce_messages += len(node.members)
         node.store.tidy(now_s)
         self.checks.stored(node)
 
@@ -455,6 +461,7 @@ class World:
         if self.policy.peers and self.policy.dht and node.present and elapsed_s > 0:
             a_second = min(node.store.n_keys / self.policy.reprovide_s, 1 / ANNOUNCE_INTERVAL_S)
             node.counted.announce_messages += a_second * elapsed_s
+            self.counts["dht_messages"] += round(a_second * elapsed_s)
 
 
 ANNOUNCE_INTERVAL_S: Final = 1.2
