@@ -106,6 +106,7 @@ class Announcer:
         self._wall_s = wall_s
         self._changed = trio.Event()
         self._alone = False
+        self._quiet = False
         self._here: frozenset[PeerId] = frozenset()
         self._complained: dict[str, float] = {}
 
@@ -154,6 +155,16 @@ class Announcer:
         self._machine.reconnected(trio.current_time())
         self._wake()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is announced for now; what was told before ages out by itself."""
+        return self._quiet
+
+    @quiet.setter
+    def quiet(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._wake()
+
     def status(self) -> AnnounceStatus:
         """How announcing goes."""
         return self._machine.status(trio.current_time())
@@ -165,7 +176,7 @@ class Announcer:
             nursery.start_soon(self._watch_network)
             nursery.start_soon(self._keep)
             while True:
-                deadline = self._machine.next_deadline()
+                deadline = None if self._quiet else self._machine.next_deadline()
                 changed = self._changed
                 with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
                     await changed.wait()

@@ -155,6 +155,7 @@ class ExchangeNode:
         self._former_answerer: Answerer = _refuse_former
         self._greetings: list[Greeting] = []
         self._offered: list[Capability] = []
+        self._askable: Callable[[PeerId], bool] = lambda _: True
         self._tables: Tables | None = None
         self._nursery: trio.Nursery | None = None
         self._server = ChunkServer(store, lane, identity, self._find_session, self._options.serve)
@@ -171,7 +172,7 @@ class ExchangeNode:
             lane,
             identity,
             transport,
-            self.sessions,
+            self._asked,
             self._options.fetch,
             download_bytes_s=self._options.download_bytes_s,
         )
@@ -181,7 +182,7 @@ class ExchangeNode:
             identity,
             network=network,
             fetcher=self.fetcher,
-            sessions=self.sessions,
+            sessions=self._asked,
             open_session=self.open_session,
             published=self.fetched,
             exact_only=self._options.exact_only,
@@ -211,6 +212,25 @@ class ExchangeNode:
         self._tables = tables
         self.finder.lookups.tables = tables
         self._server.name_others_with(tables.records_for)
+
+    def ask_only(self, askable: Callable[[PeerId], bool]) -> None:
+        """Say which members are asked for artifacts; the others are there, and serve nothing now."""
+        self._askable = askable
+
+    @property
+    def serving(self) -> bool:
+        """Whether peers get anything from this node, and others are told what it has."""
+        return self._server.serving
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._server.serving = serving and self._options.serving
+        self._announcer.quiet = not serving
+
+    @property
+    def uploading(self) -> bool:
+        """Whether chunks are on their way to a peer."""
+        return self._server.uploading
 
     def _answer(self, session: PeerSession, request: Request) -> Reply | None:
         if isinstance(request, ArtifactRequest | BulkRequest):
@@ -288,6 +308,11 @@ class ExchangeNode:
         return self._bulk
 
     @property
+    def identity(self) -> Identity:
+        """Namespaces, policy and signing key."""
+        return self._identity
+
+    @property
     def network(self) -> Network:
         """The network this node is on."""
         return self._network
@@ -322,6 +347,10 @@ class ExchangeNode:
     def sessions(self) -> Sequence[PeerSession]:
         """The open sessions in which some namespace is proved."""
         return [session for session in self._sessions.values() if session.slots and not session.closed.is_set()]
+
+    def _asked(self) -> Sequence[PeerSession]:
+        """The sessions with those that serve."""
+        return [session for session in self.sessions() if self._askable(session.peer)]
 
     async def wait_for_members(self, timeout_s: float) -> None:
         """Return as soon as a session with a member is open, at the latest after ``timeout_s`` seconds."""

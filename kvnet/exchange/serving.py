@@ -118,6 +118,11 @@ class ChunkServer:
     def serving(self, serving: bool) -> None:
         self._machine.serving = serving
 
+    @property
+    def uploading(self) -> bool:
+        """Whether chunk requests are being answered."""
+        return self._machine.uploading
+
     def __len__(self) -> int:
         return len(self._table)
 

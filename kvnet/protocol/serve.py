@@ -336,6 +336,11 @@ class ServeMachine:
         held = tuple(index for index in request.indices if _exists(artifact, index))
         return SendChunks(artifact, held, tuple(index for index in request.indices if not _exists(artifact, index)))
 
+    @property
+    def uploading(self) -> bool:
+        """Whether chunk requests are being answered."""
+        return any(each.chunks_in_flight for each in self._usage.values())
+
     def finished_chunks(self, peer: PeerId) -> None:
         """A `SendChunks` plan is done or given up."""
         self._usage[peer].chunks_in_flight -= 1

@@ -262,6 +262,15 @@ def test_chunk_requests_of_one_peer_at_once_are_limited() -> None:
     assert isinstance(ask("eager"), SendChunks)
 
 
+def test_a_machine_is_uploading_while_a_chunk_request_is_answered() -> None:
+    machine = ServeMachine()
+    states = [machine.uploading]
+    machine.decide_chunks(peer("one"), SLOTS, chunk_request(), table(), POLICY, 0.0)
+    states.append(machine.uploading)
+    machine.finished_chunks(peer("one"))
+    assert [*states, machine.uploading] == [False, True, False]
+
+
 def test_a_new_session_does_not_raise_the_limit_by_what_an_old_one_left_unfinished() -> None:
     machine = ServeMachine(ServeLimits(chunk_requests_in_flight=2))
     held = table()
