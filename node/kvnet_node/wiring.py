@@ -29,6 +29,7 @@ from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
+from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
@@ -53,6 +54,7 @@ from kvnet_node.prompts.normalise import Rules
 from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
+from kvnet_node.statement_store import StatementStore
 from kvnet_node.writes import Writes
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Services:
         writes: what may be written and was written today.
         publisher: turns token prefixes into artifacts.
         fetches: fetches by name under way, so that commands for the same artifact share one.
+        statement_store: the file of the statements.
+        statements: what publishers have said of keys, artifacts and members.
         node: this node among its peers; None when this run needs no network.
         surroundings: neighbours and members met before; only in a running node.
         request_log: the last requests of HTTP clients, in RAM.
@@ -116,6 +120,11 @@ class Services:
         self.writes = Writes(settings.paths.writes_file, settings.config.write_budget_bytes_day)
         self.publisher = Publisher(store, self.lane, identity)
         self.fetches: Flights[Shared[Fetched]] = Flights(Shared[Fetched])
+        self.statement_store = StatementStore(settings.paths.network_dir / "statements.sqlite3")
+        self.statements = Statements(
+            identity, self.statement_store, ThreadLane(), now=time.time, random=secrets.token_bytes
+        )
+        identity.hear(self.statements)
         self.node: ExchangeNode | None = None
         self.surroundings: Surroundings | None = None
         self.request_log = RequestLog()
@@ -279,6 +288,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
     async with _opened_store(settings, identity) as (store, store_dir), trio.open_nursery() as nursery:
         services = Services(settings, store, identity, store_dir)
         await nursery.start(services.engines.run)
+        await services.statements.load()
+        await nursery.start(services.statements.run)
         if network:
             options = NodeOptions(
                 agent=f"kvnet/{kvnet.__version__}",
@@ -300,6 +311,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 bulk=_bulk_endpoint(settings, serving=serving),
                 announced=None if settings.config.ram_only else AnnounceStore(settings.paths.announced_file),
             )
+            services.statements.attach(services.node)
             if not settings.config.ram_only:
                 services.node.finder.wrote = services.writes.fetched
             await nursery.start(services.node.run)
@@ -318,6 +330,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             nursery.cancel_scope.cancel()
             store.close()
             services.savings.close()
+            services.statement_store.close()
 
 
 @asynccontextmanager
