@@ -8,7 +8,7 @@ from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetch_pack import ProgressCallback
 from kvnet.exchange.planning import Missing, Weigher
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.protocol.cost import Offer, Underway, reconsider
+from kvnet.protocol.cost import Offer, Underway, worth_going_on
 
 GRACE_S = 0.5
 """Seconds before a fetch is judged by its rate; what giving one up costs at most, beside the lookup."""
@@ -139,7 +139,7 @@ class PlannedRace(Race):
         arrived = self.arrived_tokens
         if now_s - self._started_s >= GRACE_S and arrived < self._wanted_tokens:
             underway = Underway(self._offer, self._wanted_tokens, arrived, self._arrived_bytes, self._rate(now_s))
-            if reconsider(self._weigher.machine, self._weigher.n_prompt, underway) <= arrived:
+            if not worth_going_on(self._weigher.machine, self._weigher.n_prompt, underway):
                 self._scope.cancel()
         self._wait(now_s)
 

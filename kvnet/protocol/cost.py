@@ -64,8 +64,12 @@ class PrefillSpeed:
         at = bisect_left(self._positions, end_token)
         if at == 0:
             return end_token * self._seconds[0]
-        position = self._positions[at - 1]
-        return self._before[at - 1] + (end_token - position) * (self._seconds[at - 1] + self._per_token(end_token)) / 2
+        before, width = self._seconds[at - 1], end_token - self._positions[at - 1]
+        last = before
+        if at < len(self._positions):
+            share = width / (self._positions[at] - self._positions[at - 1])
+            last += share * (self._seconds[at] - before)
+        return self._before[at - 1] + width * (before + last) / 2
 
     def tokens_s(self, position: int) -> float:
         """Tokens per second at a position."""
@@ -381,6 +385,19 @@ def reconsider(machine: Machine, n_prompt: int, underway: Underway) -> int:
         if seconds < best_s:
             best_tokens, best_s = n_tokens, seconds
     return best_tokens
+
+
+def worth_going_on(machine: Machine, n_prompt: int, underway: Underway) -> bool:
+    """Whether `reconsider` would go on: asked after every chunk, and as a rule answered by the last block alone."""
+    offer, arrived = underway.offer, underway.arrived_tokens
+    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
+    stop_s = _rest_s(machine, n_prompt, underway, arrived, 0)
+    for n_blocks in range(len(offer.block_bytes), arrived // BLOCK_TOKENS, -1):
+        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
+        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
+        if n_tokens > arrived and _rest_s(machine, n_prompt, underway, n_tokens, left_bytes) < stop_s:
+            return True
+    return False
 
 
 def _rest_s(machine: Machine, n_prompt: int, underway: Underway, n_tokens: int, left_bytes: int) -> float:

@@ -1,7 +1,7 @@
 """Fetches chunk by chunk: the node's own fetch machine asks, over the same shared spans as the fluid model.
 
 Each peer sends one chunk after another over one flow. A request and the last byte of a chunk take half a round trip.
-What a race against computing decides while chunks arrive is `kvnet.protocol.cost.reconsider`, as in
+What a race against computing decides while chunks arrive is `kvnet.protocol.cost.worth_going_on`, as in
 `kvnet.exchange.race`.
 """
 
@@ -11,7 +11,7 @@ from typing import Final, cast
 from kvnet.exchange.race import GRACE_S, RATE_WINDOW_S, SILENCE_FACTOR
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, ChunkHash
-from kvnet.protocol.cost import Offer, Underway, reconsider
+from kvnet.protocol.cost import Offer, Underway, worth_going_on
 from kvnet.protocol.fetch import ChunkVerified, Completed, DropPeer, Failed, FetchMachine, Instruction, RequestChunks
 from kvnet.protocol.ids import PeerId
 from simulations.world.clock import Clock
@@ -79,17 +79,23 @@ class ChunkFetch:
         for size, block in self.sizes:
             if block >= 0:
                 self.missing[block] += size
+        offer = wanted.offer
+        blocks = (*([0] * offer.first_block), *([offer.block_bytes] * wanted.n_blocks))
+        self.plain = Offer(offer.link, wanted.n_tokens, blocks, offer.head_bytes, offer.raw_bytes_per_token)
         self.total = sum(size for size, _ in self.sizes)
         self.arrived = 0
         self.arrivals: deque[tuple[float, int]] = deque()
         self.since_s = now_s
         self.ended = False
         self.version = 0
+        self._whole = 0
 
     @property
     def whole_blocks(self) -> int:
         """Missing blocks that are here, from the first on."""
-        return next((at for at, left in enumerate(self.missing) if left), len(self.missing))
+        while self._whole < len(self.missing) and not self.missing[self._whole]:
+            self._whole += 1
+        return self._whole
 
     def rate(self, now_s: float) -> float:
         """What arrives of late, as the race has it."""
@@ -275,11 +281,8 @@ class ChunkTransfers:
             return
         arrived = wanted.tokens_after(fetch.whole_blocks)
         if now_s - fetch.began_s >= GRACE_S and arrived < wanted.n_tokens:
-            offer = wanted.offer
-            blocks = (*([0] * offer.first_block), *([offer.block_bytes] * wanted.n_blocks))
-            plain = Offer(offer.link, wanted.n_tokens, blocks, offer.head_bytes, offer.raw_bytes_per_token)
-            underway = Underway(plain, wanted.n_tokens, arrived, fetch.arrived, fetch.rate(now_s))
-            if reconsider(wanted.node.machine, wanted.n_prompt, underway) <= arrived:
+            underway = Underway(fetch.plain, wanted.n_tokens, arrived, fetch.arrived, fetch.rate(now_s))
+            if not worth_going_on(wanted.node.machine, wanted.n_prompt, underway):
                 self._end(fetch, told=True, ended_early=True)
                 return
         self._watch(fetch)

@@ -62,6 +62,7 @@ class Directory:
         self._places = places
         self._checkpoints = policy.checkpoints
         self._announced: dict[int, frozenset[int]] = {}
+        self._depths: dict[int, list[int]] = {}
 
     def among_members(self, node: Node, job: Job, now_s: float) -> Heard:
         """What connected members offer beyond what is held."""
@@ -78,13 +79,21 @@ class Directory:
                     return Heard(heard.offered, min(asked, MAX_ASKED), silent)
         return Heard(None, min(asked, MAX_ASKED), silent)
 
+    def dht_depths(self, n_tokens: int) -> list[int]:
+        """Tokens up to each checkpoint of a prompt that is looked for in the DHT."""
+        depths = self._depths.get(n_tokens)
+        if depths is None:
+            depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(n_tokens)[-MAX_DHT_QUERIES:]]
+            self._depths[n_tokens] = depths
+        return depths
+
     def in_dht(self, node: Node, job: Job, now_s: float) -> Offered | None:
         """What others offer whom the DHT names: those under the prompt's own checkpoints.
 
         A checkpoint names all before it, so that it leads to holders of the segment that it lies in, as far as they
         announced the same one. Of each key the DHT keeps few records; the first that came.
         """
-        depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(job.request.n_input)[-MAX_DHT_QUERIES:]]
+        depths = self.dht_depths(job.request.n_input)
         members, dialled = node.members, 0
         for at, (segment, end) in enumerate(job.path):
             begin = job.path[at + 1][1] if at + 1 < len(job.path) else 0

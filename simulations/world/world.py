@@ -19,7 +19,6 @@ from kvnet.exchange.write_budget import Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
 from kvnet.protocol.cost import EvenOffer, Link, best_cut
-from kvnet.protocol.lookup import MAX_DHT_QUERIES
 from simulations.checkers import Checkers, Truth
 from simulations.chips import STORED_SHARE
 from simulations.policies.policy import Policy, Reach
@@ -87,6 +86,7 @@ class World:
         self.asked = self.ended = 0
         self._announced_s = [0.0] * len(self.nodes)
         self._follow = setup.stream.answers_follow
+        self._stores, self._peers = policy.stores, policy.peers
         self._replicator = Replicator(self) if policy.replication is not None else None
         choose_members(self.nodes, setup.members, seed)
         self._farthest_s = [
@@ -184,7 +184,7 @@ class World:
             self.ended += 1
             return
         job = Job(request, self.tree.path(request.segment, request.n_input), node.epoch)
-        if self.policy.peers:
+        if self._peers:
             self._look_up(node, job)
         else:
             self._queue(node, job)
@@ -262,7 +262,7 @@ class World:
 
     def _ask_dht(self, node: Node, job: Job, left_s: float) -> tuple[Offered | None, float]:
         """Who the DHT names, dialled and asked; nobody when there is no time for it."""
-        node.counted.lookup_messages += min(MAX_DHT_QUERIES, len(self.policy.checkpoints(job.request.n_input)))
+        node.counted.lookup_messages += len(self.directory.dht_depths(job.request.n_input))
         found_s = DHT_ROUNDS * self.setup.dht_rtt_s
         if found_s > DHT_SHARE * left_s:
             return None, max(0.0, left_s)
@@ -394,11 +394,11 @@ class World:
         self.ended += 1
         node.busy = False
         self.checks.truth.computed(job.path)
-        if self.policy.stores:
+        if self._stores:
             if request.n_shared >= MIN_SYSTEM_TOKENS and job.reused_tokens < request.n_shared:
                 self._live_system(node.live, job.path, request.n_shared, now_s)
             node.live.put(job.path, now_s)
-        if self.policy.stores or self._follow:
+        if self._stores or self._follow:
             self.clock.at(now_s + request.n_output / node.setup.answer_tokens_s, self._answered, node, job, epoch)
         if node.waiting:
             self._compute(node, node.waiting.popleft())
@@ -419,7 +419,7 @@ class World:
         if self._follow and request.n_output:
             path = self.tree.path(request.segment, request.n_input + request.n_output)
             self.checks.truth.computed(path)
-        if not self.policy.stores:
+        if not self._stores:
             return
         if path is not job.path:
             node.live.put(path, now_s)
@@ -448,7 +448,7 @@ class World:
         node.counted.kept_bytes += n_bytes
         node.budget.spend(n_bytes, Writing.KEPT, now_s)
         node.store.supersede(kept)
-        if self.policy.peers:
+        if self._peers:
             node.counted.announce_messages += len(node.members)
         node.store.tidy(now_s)
         self.checks.stored(node)
@@ -458,7 +458,7 @@ class World:
         now_s, number = self.clock.now, node.number
         elapsed_s = now_s - self._announced_s[number]
         self._announced_s[number] = now_s
-        if self.policy.peers and self.policy.dht and node.present and elapsed_s > 0:
+        if self._peers and self.policy.dht and node.present and elapsed_s > 0:
             a_second = min(node.store.n_keys / self.policy.reprovide_s, 1 / ANNOUNCE_INTERVAL_S)
             node.counted.announce_messages += a_second * elapsed_s
             self.counts["dht_messages"] += round(a_second * elapsed_s)

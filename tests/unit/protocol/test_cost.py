@@ -25,6 +25,7 @@ from kvnet.protocol.cost import (
     local_plan,
     reconsider,
     whole_plan,
+    worth_going_on,
 )
 from tests.unit.protocol.swarm import peer
 
@@ -278,3 +279,25 @@ def test_a_cut_may_be_taken_without_a_margin() -> None:
     just_slower_s = plan.seconds + MIN_GAIN_S / 2
     assert best_cut(MACHINE, 1100, 0, even, just_slower_s) == (0, just_slower_s)
     assert best_cut(MACHINE, 1100, 0, even, just_slower_s, margin_s=0.0)[0] == 1024
+
+
+# --- whether to go on, without asking how far ------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(MACHINES),
+    st.floats(0, 1e9),
+    st.integers(300, 8000),
+    st.integers(0, 30),
+    st.integers(0, 40),
+)
+def test_going_on_is_worth_it_where_reconsidering_goes_on(
+    machine: Machine, rate: float, n_prompt: int, arrived_blocks: int, more_chunks: int
+) -> None:
+    wanted = n_prompt - 1
+    n_blocks = math.ceil(wanted / 256)
+    plain = Offer(Link(peer("a"), 0.001, 1e6), wanted, (BLOCK,) * n_blocks, 4000, RAW)
+    arrived = min(arrived_blocks * 256, wanted)
+    arrived_bytes = 4000 + arrived // 256 * BLOCK + more_chunks * BLOCK // 8
+    underway = Underway(plain, wanted, arrived, arrived_bytes, rate)
+    assert worth_going_on(machine, n_prompt, underway) == (reconsider(machine, n_prompt, underway) > arrived)
