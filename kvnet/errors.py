@@ -182,9 +182,13 @@ class NotFoundError(NetworkError):
 
 
 class PeerUnreachableError(NetworkError):
-    """A peer does not answer."""
+    """A peer does not answer; ``answered_by`` is who answers in its place, a raw peer id, where somebody does."""
 
     code = "peer_unreachable"
+
+    def __init__(self, message: str, *, hint: str = "", answered_by: bytes | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.answered_by = answered_by
 
 
 class PeerRefusedError(NetworkError):

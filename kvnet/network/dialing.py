@@ -1,5 +1,6 @@
 """How peers are reached: which addresses to try, side by side, and how long a failure is remembered."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -8,7 +9,9 @@ import trio
 
 from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
 from kvnet.network.interface import Network, ProviderHint
-from kvnet.protocol.ids import PeerId
+from kvnet.protocol.ids import PeerId, peer_text
+
+_log = logging.getLogger(__name__)
 
 Connection = TypeVar("Connection")
 
@@ -135,7 +138,9 @@ async def keep_connected(
     """Stay connected to the bootstrap peers at `addresses`, for ever.
 
     A bootstrap peer that starts later, restarts or loses its data is found again within `interval_s`; without this a
-    node that started first would stay alone.
+    node that started first would stay alone. One that lost its data has lost its key with it and is another peer: what
+    is wanted of a bootstrap peer is a way into the DHT, which is a hint and no authority, so whoever proves to be at
+    that address will do.
 
     Args:
         network: whose connections to keep.
@@ -146,19 +151,31 @@ async def keep_connected(
 
     async def keep(address: str) -> None:
         pause_s = min(BOOTSTRAP_FIRST_RETRY_S, interval_s)
+        target = address
         while True:
             try:
-                await network.connect(address, timeout_s=timeout_s)
+                await network.connect(target, timeout_s=timeout_s)
                 pause_s = min(BOOTSTRAP_FIRST_RETRY_S, interval_s)
                 # While connected this is only a look at a table, so the check may come often.
                 await trio.sleep(min(interval_s, 5.0))
-            except NetworkError:
+            except NetworkError as error:
+                target = _in_place_of(address, error)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, interval_s)
 
     async with trio.open_nursery() as nursery:
         for address in addresses:
             nursery.start_soon(keep, address)
+
+
+def _in_place_of(address: str, error: NetworkError) -> str:
+    """What to dial next for a bootstrap peer: whoever answers at its address, else the peer that was named."""
+    other = error.answered_by if isinstance(error, PeerUnreachableError) else None
+    if other is None:
+        return address
+    place = address.rpartition("/p2p/")[0]
+    _log.warning("the bootstrap peer at %s has another key than its address says; it is used all the same", place)
+    return f"{place}/p2p/{peer_text(PeerId(other))}"
 
 
 async def connect_first(network: Network, addresses: Sequence[str], *, timeout_s: float = 5.0) -> PeerId:

@@ -1,5 +1,7 @@
 """The one place where py-libp2p's exceptions become ours."""
 
+import re
+
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.exceptions import StreamFailure
@@ -9,7 +11,10 @@ from libp2p.peer.peerstore import PeerStoreError
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from kvnet.errors import NetworkError, PeerRefusedError, PeerUnreachableError
+from kvnet.errors import NetworkError, PeerRefusedError, PeerUnreachableError, UsageError
+from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
+
+_PROVED = re.compile(r"remote_peer_id_from_pubkey=([1-9A-HJ-NP-Za-km-z]{1,58})")
 
 FOREIGN = (
     BaseLibp2pError,
@@ -27,11 +32,26 @@ def translate_dial(error: BaseException, address: str) -> NetworkError:
     """What a failed dial of `address` means."""
     text = _root_cause(error)
     if "Peer ID mismatch" in text or "does not correspond to the received pubkey" in text:
-        return PeerUnreachableError(f"expected another peer at {address}, somebody else answers there")
+        answered_by = _answered_by(text)
+        who = f"somebody else answers there{f': {peer_text(answered_by)}' if answered_by else ''}"
+        return PeerUnreachableError(
+            f"expected another peer at {address}, {who}",
+            hint="A node with a new data directory is a new peer: use the address it shows now.",
+            answered_by=answered_by,
+        )
     return PeerUnreachableError(
         f"expected an answer at {address}, found: {text}",
         hint="Check that the other node runs, and that no firewall is between.",
     )
+
+
+def _answered_by(text: str) -> PeerId | None:
+    """The peer that proved to be there, from what py-libp2p says of the one expected; it has no better place for it."""
+    found = _PROVED.search(text)
+    try:
+        return parse_peer_text(found[1]) if found else None
+    except UsageError:
+        return None
 
 
 def translate_open(error: BaseException, protocol: str) -> NetworkError:

