@@ -23,14 +23,16 @@ class Waiting:
     Attributes:
         envelope: as received.
         namespace: in which it was told.
-        session: by whom; None when that is no matter of limits.
+        session: by whom.
         talk: with that session, whose limits count.
+        asked: this node has asked for it: then no limits count.
     """
 
     envelope: bytes
     namespace: Namespace
     session: PeerSession | None
     talk: Talk | None
+    asked: bool = False
 
 
 class Inbox:
@@ -52,7 +54,7 @@ class Inbox:
     def put(self, waiting: Waiting) -> bool:
         """Queue a statement; whether there was room for it."""
         n_bytes, talk = len(waiting.envelope), waiting.talk
-        if waiting.session is not None:
+        if waiting.session is not None and not waiting.asked:
             if talk is None or not self._has_room(talk, n_bytes):
                 return False
             talk.queued_bytes += n_bytes

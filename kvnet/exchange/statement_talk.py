@@ -74,7 +74,14 @@ class Shelf(Protocol):
         """Short names of what was found to be no good."""
         ...
 
-    def take(self, envelopes: Iterable[bytes], namespace: Namespace, session: PeerSession | None = None) -> int:
+    def take(
+        self,
+        envelopes: Iterable[bytes],
+        namespace: Namespace,
+        session: PeerSession | None = None,
+        *,
+        asked: bool = False,
+    ) -> int:
         """Queue what has come."""
         ...
 
@@ -205,7 +212,7 @@ class Talks:
                 for name in names:
                     talk.exchanged.add(name)
                 # Asked for: it costs the peer nothing of what it may tell, and we ask no faster than we check.
-                self._shelf.take(reply.statements, namespace)
+                self._shelf.take(reply.statements, namespace, talk.session, asked=True)
                 await self._shelf.settled()
 
     async def _keep_telling(self, talk: Talk) -> None:

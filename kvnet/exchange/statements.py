@@ -70,7 +70,7 @@ class Heard:
     Attributes:
         statement: what, and by whom; its signature and times are good, and it outranks what was here before.
         namespace: in which it was told; None when it names none and this node has said it, or read it from disk.
-        session: by which peer; None for one of this node's own, one that was asked for, or one read from disk.
+        session: by which peer; None for one of this node's own, or one read from disk.
     """
 
     statement: SignedStatement
@@ -183,18 +183,26 @@ class Statements:
         self._tell_on(statement, None)
         return statement
 
-    def take(self, envelopes: Iterable[bytes], namespace: Namespace, session: PeerSession | None = None) -> int:
+    def take(
+        self,
+        envelopes: Iterable[bytes],
+        namespace: Namespace,
+        session: PeerSession | None = None,
+        *,
+        asked: bool = False,
+    ) -> int:
         """Queue statements to be checked; `settled` waits for that.
 
         Args:
             envelopes: as received.
             namespace: the namespace in which they were told.
-            session: by whom; None when that is no matter of limits, as with what this node has asked for.
+            session: by whom.
+            asked: this node has asked for them, so that they are no matter of limits.
 
         Returns:
             How many were queued: fewer when the peer tells too much. It is asked for them later.
         """
-        talk = self._talks.of(session)
+        talk = None if asked else self._talks.of(session)
         queued = 0
         for envelope in envelopes:
             digest = blake3_hash(envelope)
@@ -203,7 +211,7 @@ class Statements:
             known = self._book.holds(digest, namespace.id) or self._ranks.holds(digest)
             if known or gossip.short(digest) in self._refused:
                 continue
-            if self._inbox.put(Waiting(envelope, namespace, session, talk)):
+            if self._inbox.put(Waiting(envelope, namespace, session, talk, asked)):
                 queued += 1
             else:
                 self.counters["statements_dropped"] += 1
