@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvnet.format import codecs, container, hashes, prefix, q8
+import msgspec
+
+from kvnet.format import cbor, codecs, container, hashes, prefix, q8
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import (
@@ -30,6 +32,24 @@ from kvnet.format.hashes import ArtifactHash
 from kvnet.format.manifest import DerivedSpan, Manifest, encode_manifest
 from kvnet.format.tensor import DType, LayerKind, layer_slices
 from kvnet.format.ticket import Ticket, format_ticket
+from kvnet.trust.envelope import StatementType, seal
+from kvnet.trust.keys import PublisherKey
+from kvnet.trust.statements import (
+    AnyStatement,
+    Attestation,
+    HeldEntry,
+    Invitation,
+    KeyRotation,
+    Membership,
+    ProviderRecord,
+    Rekey,
+    Removal,
+    Revocation,
+    SealedSecret,
+    Tag,
+    rotation_message,
+    sign_statement,
+)
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
@@ -343,6 +363,85 @@ def q8_vectors() -> list[dict[str, Any]]:
     return cases
 
 
+def example_statements(signer: PublisherKey, other: PublisherKey) -> dict[str, AnyStatement]:
+    """One body of each type; every field has a value of its own."""
+    said: dict[str, Any] = {"sequence": 1_800_000_000_123, "issued": 1_800_000_000, "expires": 0}
+    soon = said | {"expires": 1_800_003_600}
+    namespace, artifact, peer = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 102))
+    addresses = ("/ip4/192.0.2.7/tcp/5862/p2p/12D3KooWexample", "/ip6/2001:db8::7/tcp/5862")
+    keys = (bytes(range(1, 33)), bytes(range(2, 34)))
+    entry = HeldEntry(artifact=artifact, n_tokens=261, codec="raw", size_bytes=12_345, keys=keys)
+    rotated = rotation_message(signer.public, other.public, said["sequence"])
+    sealed = (SealedSecret(member=other.public, box=bytes(range(80))),)
+    return {
+        "an artifact": Revocation(**said, kind="artifact", target=artifact, reason="made with a broken build"),
+        "a publisher": Revocation(**said, kind="publisher", target=other.public, reason=""),
+        "a key gives way": KeyRotation(**said, new=other.public, new_signature=other.sign(rotated)),
+        "a page of what is held": ProviderRecord(
+            **soon, namespace=namespace, peer=peer, addresses=addresses, page=0, entries=(entry,), revocations=17
+        ),
+        "an invitation of a colleague": Invitation(
+            **soon,
+            id=bytes(range(16)),
+            secret=bytes(range(3, 35)),
+            role="colleague",
+            swarm="team",
+            namespace=namespace,
+            founder=signer.public,
+            peer=peer,
+            addresses=addresses[:1],
+            uses=3,
+        ),
+        "a device comes in": Membership(
+            **said, namespace=namespace, member=other.public, peers=(peer,), role="device", label="Ann's laptop"
+        ),
+        "a new lookup secret": Rekey(**said, namespace=namespace, removed=(signer.public,), sealed=sealed),
+        "gone from all machines": Removal(**said, namespace=namespace, artifact=artifact),
+        "a name": Tag(**said, namespace=namespace, name="project", number=2, artifact=artifact),
+        "computed again": Attestation(
+            **said, namespace=namespace, artifact=artifact, claim="differs", max_difference="0.25"
+        ),
+    }
+
+
+def statement_vectors() -> dict[str, Any]:
+    """Statements of two publishers; signatures are deterministic (RFC 8032)."""
+    signer, other = PublisherKey(bytes([1]) * 32), PublisherKey(bytes([2]) * 32)
+    bodies = example_statements(signer, other)
+    signed = {name: sign_statement(body, signer) for name, body in bodies.items()}
+    revoked, rotated = signed["an artifact"].envelope, bodies["a key gives way"]
+    expiring = msgspec.structs.replace(bodies["an artifact"], expires=1_900_000_000)
+    one_sided = msgspec.structs.replace(rotated, new_signature=bytes(64))
+    payload = cbor.encode_struct(bodies["an artifact"])
+    refused = {
+        "one bit of the signature differs": revoked[:-1] + bytes([revoked[-1] ^ 1]),
+        "a byte follows": revoked + b"\0",
+        "the body of another type": seal(StatementType.REMOVAL, payload, signer),
+        "no statement but a manifest": seal(StatementType.MANIFEST, payload, signer),
+        "a field nobody knows": seal(StatementType.REVOCATION, b"\xa9" + payload[1:] + b"\x69zzzzzzzzz\x00", signer),
+        "a revocation that expires": sign_statement(expiring, signer).envelope,
+        "a rotation that the new key has not signed": sign_statement(one_sided, signer).envelope,
+    }
+    return {
+        "signer_seed": (bytes([1]) * 32).hex(),
+        "signer": signer.public.hex(),
+        "other_seed": (bytes([2]) * 32).hex(),
+        "other": other.public.hex(),
+        "valid": [
+            {
+                "name": name,
+                "type": each.kind.value,
+                "subject": each.body.subject.hex(),
+                "payload": cbor.encode_struct(each.body).hex(),
+                "envelope": each.envelope.hex(),
+                "hash": hashes.blake3_hash(each.envelope).hex(),
+            }
+            for name, each in signed.items()
+        ],
+        "refused": [{"name": name, "envelope": envelope.hex()} for name, envelope in refused.items()],
+    }
+
+
 def all_vectors() -> dict[str, bytes]:
     """Every file, by name."""
     documents: dict[str, Callable[[], Any]] = {
@@ -352,6 +451,7 @@ def all_vectors() -> dict[str, bytes]:
         "manifest.json": manifest_vectors,
         "prefix.json": prefix_vectors,
         "q8.json": q8_vectors,
+        "statements.json": statement_vectors,
         "ticket.json": ticket_vectors,
     }
     files = {name: (json.dumps(make(), indent=1) + "\n").encode() for name, make in documents.items()}
