@@ -1,5 +1,6 @@
 """Drive the fetch machine: open channels, read chunks, hand verified ones to the store."""
 
+import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -123,6 +124,7 @@ class ChunkFetch:
         self._began_s: dict[PeerId, float] = {}
         self._outcome = _Outcome()
         self._changed = trio.Event()
+        self._wakes_s = math.inf
 
     @property
     def delivered(self) -> Mapping[PeerId, Delivered]:
@@ -156,15 +158,14 @@ class ChunkFetch:
                 for peer in self._providers:
                     nursery.start_soon(self._learn_holds, self._have, peer, nursery)
             await self._apply(self._machine.start(trio.current_time()), nursery)
-            while not self._machine.ended:
-                deadline = self._machine.next_deadline()
+            while not self._machine.ended and self._outcome.sink_error is None:
+                self._wakes_s = self._deadline_s()
                 changed = self._changed
-                with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
+                with trio.move_on_at(self._wakes_s) as scope:
                     await changed.wait()
-                if scope.cancelled_caught:
+                # What arrives moves the deadline on without waking anybody.
+                if scope.cancelled_caught and self._deadline_s() <= trio.current_time():
                     await self._apply(self._machine.on_time(trio.current_time()), nursery)
-                if self._outcome.sink_error is not None:
-                    break
             nursery.cancel_scope.cancel()
         if self._outcome.sink_error is not None:
             raise self._outcome.sink_error
@@ -192,10 +193,18 @@ class ChunkFetch:
                     self._outcome.failed = instruction
                 case Completed():
                     pass
-        for peer, chunks in verified.items():
-            await self._keep(chunks, peer)
-        self._changed.set()
-        self._changed = trio.Event()
+        try:
+            for peer, chunks in verified.items():
+                await self._keep(chunks, peer)
+        finally:
+            # Also when the peer whose task this is was let go just now.
+            if self._machine.ended or self._outcome.sink_error is not None or self._deadline_s() < self._wakes_s:
+                self._changed.set()
+                self._changed = trio.Event()
+
+    def _deadline_s(self) -> float:
+        deadline = self._machine.next_deadline()
+        return deadline if deadline is not None else math.inf
 
     def _request(self, peer: PeerId, indices: tuple[int, ...], nursery: trio.Nursery) -> None:
         active = self._active.get(peer)

@@ -36,11 +36,12 @@ class Presence:
     def __init__(self, files: OsFiles, paths: StorePaths) -> None:
         self._files = files
         self._paths = paths
+        self._packs = os.fspath(paths.packs)  # made once: it is looked at for every chunk
         self.away = ""
         self._place = self._found()
 
     def _found(self) -> tuple[int, int]:
-        found = os.stat(self._paths.packs)
+        found = os.stat(self._packs)
         return found.st_dev, found.st_ino
 
     def look(self) -> bool:

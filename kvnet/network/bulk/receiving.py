@@ -25,7 +25,7 @@ REPORT_S: Final = 0.25
 """How often bytes of a chunk that is not whole are reported, while the thread waits for more."""
 
 TOGETHER_BYTES: Final = 4 * 1024 * 1024
-TOGETHER_S: Final = 0.005
+TOGETHER_S: Final = 0.02
 """Whole chunks are handed over together: so many bytes, or whatever has come after so much time. Each handing over
 makes both threads wait for the interpreter in turn."""
 
