@@ -14,6 +14,7 @@ from kvnet_node.operations.requests import (
     ListRequest,
     ListResult,
     PinResult,
+    RemoveRequest,
     RemoveResult,
     ShowResult,
     VerifyRequest,
@@ -133,13 +134,17 @@ def unpin(artifact: str, /, *, context: Context) -> None:
     context.output.result(result, lambda unpinned: f"unpinned {unpinned.artifact}")
 
 
-def remove(artifact: str, /, *, context: Context) -> None:
+def remove(artifact: str, /, *, everywhere: bool = False, context: Context) -> None:
     """Remove a version of a name, and its artifact with the last name; or an artifact and all its names.
 
     Args:
         artifact: NAME (its newest version) or NAME@VERSION; or a full or short hash.
+        everywhere: from your other machines too, whatever it is called there.
     """
-    context.output.result(context.run("rm", ArtifactRequest(artifact), RemoveResult), render_removed)
+    result = context.run("rm", RemoveRequest(artifact, everywhere), RemoveResult)
+    context.output.result(result, render_removed)
+    if everywhere and not (result.told or result.asleep):
+        context.output.message("no other machine of yours has joined: kvnet invite --device")
 
 
 def render_removed(result: RemoveResult) -> str:
@@ -152,6 +157,10 @@ def render_removed(result: RemoveResult) -> str:
         lines = [f"removed the name {gone}; its artifact stays, as {', '.join(result.kept_by)}"]
     else:
         lines = [f"removed the name {gone}; its artifact was not here any more"]
+    if result.told:
+        lines.append(f"removed from {', '.join(result.told)} as well")
+    if result.asleep:
+        lines.append(f"asleep, and remove it when they wake: {', '.join(result.asleep)}")
     if result.remaining:
         verb = "remains" if len(result.remaining) == 1 else "remain"
         lines.append(f"{', '.join(result.remaining)} {verb}")

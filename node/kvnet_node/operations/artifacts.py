@@ -8,6 +8,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.removing import remove_everywhere
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.wiring import Services
 
@@ -185,10 +186,12 @@ async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResul
     return r.PinResult(artifact_text(artifact), pinned=False)
 
 
-async def remove(ctx: OperationContext, request: r.ArtifactRequest) -> r.RemoveResult:
+async def remove(ctx: OperationContext, request: r.RemoveRequest) -> r.RemoveResult:
     """Remove what a text means: a name's version, and its artifact with the last name; or a hash, with its names."""
     services = ctx.services
     meant = await resolve_version(services, request.target)
+    if request.everywhere:
+        return await remove_everywhere(services, meant)
     result = await services.lane.run(remove_meant, services.store, services.names, meant)
     if services.node is not None:
         gone = (meant.artifact, *meant.others) if isinstance(meant, NamedVersion) else (meant,)

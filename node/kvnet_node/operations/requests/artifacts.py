@@ -38,6 +38,18 @@ class ArtifactRequest(Request, frozen=True):
     target: str
 
 
+class RemoveRequest(Request, frozen=True):
+    """Remove a name's version or an artifact.
+
+    Attributes:
+        target: NAME, NAME@VERSION or a hash.
+        everywhere: from the owner's other machines too, whatever it is called there.
+    """
+
+    target: str
+    everywhere: bool = False
+
+
 class ShowResult(Result, frozen=True, tag="show"):
     """Everything a manifest says, and what is held of it.
 
@@ -116,6 +128,8 @@ class RemoveResult(Result, frozen=True, tag="rm"):
         removed: the artifact itself is gone; False while another name means it.
         kept_by: each NAME@VERSION that still means the artifact.
         remaining: other versions of the same name, each NAME@VERSION, the oldest first.
+        told: other machines of the owner that were told to remove it and are connected.
+        asleep: those that are not, and remove it when they wake.
     """
 
     artifact: str
@@ -124,6 +138,8 @@ class RemoveResult(Result, frozen=True, tag="rm"):
     removed: bool = True
     kept_by: list[str] = []
     remaining: list[str] = []
+    told: list[str] = []
+    asleep: list[str] = []
 
 
 class CollectRequest(Request, frozen=True):

@@ -1,0 +1,223 @@
+"""``kvnet invite``, ``join``, ``leave`` and ``kvnet swarm``: who belongs to whom."""
+
+import datetime as dt
+import re
+import shutil
+import socket
+import sys
+import time
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvnet.errors import UsageError
+from kvnet_node.invocation import Context, positive
+from kvnet_node.operations.requests import (
+    InviteRequest,
+    InviteResult,
+    JoinRequest,
+    JoinResult,
+    LeaveResult,
+    MemberEntry,
+    SwarmListResult,
+    SwarmMembersResult,
+    SwarmRemoveRequest,
+    SwarmRemoveResult,
+    SwarmRequest,
+)
+from kvnet_node.output import Output, columns, escape, format_counted, format_seconds
+
+MAX_INVITATION_CHARACTERS = 6000
+_LIFETIME = re.compile(r"(\d{1,6})\s*([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def invite(
+    *,
+    device: bool = False,
+    colleague: bool = False,
+    swarm: str = "",
+    expires: str = "24h",
+    uses: int = 1,
+    name: str = "",
+    no_qr: bool = False,
+    context: Context,
+) -> None:
+    """Print an invitation: another machine of yours, or a colleague's, joins with it.
+
+    Args:
+        device: for another machine of yours: it shares everything in mine, conversations too.
+        colleague: for somebody else: it shares what is shared with the swarm by name, and nothing of mine.
+        swarm: which swarm, with --colleague; it is made at its first invitation.
+        expires: how long it can be used: a number and s, m, h or d; at most 30d.
+        uses: how many may join with it.
+        name: what to call the guest in lists; by default what it calls itself.
+        no_qr: print no QR code.
+    """
+    if device == colleague:
+        raise UsageError(
+            "expected --device or --colleague, found both or neither",
+            hint="a device shares everything that is yours; a colleague shares one swarm",
+        )
+    if device and swarm:
+        raise UsageError(
+            "expected no --swarm with --device, which is for mine", hint="kvnet invite --colleague --swarm NAME"
+        )
+    if colleague and not swarm:
+        raise UsageError("expected --swarm NAME with --colleague", hint="kvnet invite --colleague --swarm team")
+    request = InviteRequest(swarm or "mine", _lifetime_s(expires), positive("--uses", uses), name, machine_label())
+    result = context.run("invite", request, InviteResult)
+    output = context.output
+    output.result(result, lambda invited: invited.invitation)
+    if not no_qr and not output.json and sys.stdout.isatty():
+        _print_qr(output, result.invitation)
+    until = dt.datetime.fromtimestamp(result.expires, tz=dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    what = "joins your machines" if device else f"joins {result.swarm}"
+    output.message(
+        f"who has this line {what}: hand it over by a way you trust; it works until {until}, for "
+        f"{format_counted(result.uses, 'guest')}\non the other machine: kvnet join -, then paste the line"
+        + ("\nthe swarm is new; you are its founder and alone can remove members" if result.made else "")
+    )
+
+
+def _print_qr(output: Output, invitation: str) -> None:
+    import segno
+
+    # Upper-case letters and digits alone take a third less room.
+    code = segno.make(invitation.upper(), error="l", micro=False)
+    width = code.symbol_size(border=2)[0]
+    if width > shutil.get_terminal_size().columns:
+        output.message(f"no QR code: it needs a terminal of {width} columns")
+        return
+    code.terminal(sys.stdout, compact=True, border=2)
+
+
+def _lifetime_s(text: str) -> float:
+    match = _LIFETIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"expected a time such as 30m, 24h or 7d for --expires, found {text[:40]!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def machine_label() -> str:
+    """What this machine calls itself: the first part of its host name."""
+    name = socket.gethostname().split(".")[0]
+    return "".join(char for char in name if char.isprintable())[:64]
+
+
+def join(
+    invitation: str,
+    /,
+    *,
+    as_: Annotated[str, Parameter(name="--as")] = "",
+    name: str = "",
+    keep_old: bool = False,
+    context: Context,
+) -> None:
+    """Join with an invitation, for good: both sides believe each other from then on, after restarts too.
+
+    Args:
+        invitation: the line that kvnet invite printed; - reads it from standard input, out of the shell's history.
+        as_: what to call the swarm on this machine.
+        name: what the others call this machine; by default the first part of its host name.
+        keep_old: keep the namespace that was mine, for the artifacts in it.
+    """
+    if invitation == "-":
+        if sys.stdin.isatty():
+            context.output.message("paste the invitation and press Return:")
+        invitation = sys.stdin.readline(MAX_INVITATION_CHARACTERS)
+    request = JoinRequest(invitation, as_, name or machine_label(), keep_old)
+    result = context.run("join", request, JoinResult)
+    context.output.result(result, lambda _: "")
+    context.output.message(_joined_text(result))
+
+
+def _joined_text(result: JoinResult) -> str:
+    who = result.inviter_label or result.inviter or "its founder"
+    if not result.changed:
+        lines = [f"this machine is in {result.swarm} already"]
+    elif result.role == "device":
+        lines = [f"this machine shares everything in mine with {', '.join(result.members)}; invited by {who}"]
+    else:
+        lines = [f"joined the swarm {result.swarm}, invited by {who}; members: {', '.join(result.members)}"]
+    if result.kept:
+        lines.append(f"the namespace that was mine is kept, as {result.kept[:16]}")
+    if not result.running:
+        lines.append("next: kvnet node start")
+    elif result.role == "device":
+        lines.append("next: kvnet swarm members")
+    else:
+        lines.append(f"next: kvnet share NAME --to {result.swarm}")
+    return "\n".join(lines)
+
+
+def leave(swarm: str, /, *, context: Context) -> None:
+    """Leave a swarm: its secrets are forgotten here. Its members are not told.
+
+    Args:
+        swarm: its name, as kvnet swarm list shows it.
+    """
+    result = context.run("leave", SwarmRequest(swarm), LeaveResult)
+    context.output.result(result, lambda _: "")
+    held = format_counted(result.artifacts, "artifact")
+    more = f"; {held} of it here may be evicted now" if result.artifacts else ""
+    context.output.message(
+        f"left {result.swarm}{more}\nuntil the founder runs kvnet swarm remove, others still list this machine"
+    )
+
+
+def list_swarms(*, context: Context) -> None:
+    """List mine and the swarms this machine is in."""
+
+    def render(result: SwarmListResult) -> str:
+        rows = [
+            (each.name, each.role, str(each.members), str(each.artifacts), str(each.invitations), each.id[:16])
+            for each in result.swarms
+        ]
+        return columns(rows, ("NAME", "ROLE", "MEMBERS", "ARTIFACTS", "OPEN INVITATIONS", "ID"))
+
+    context.output.result(context.run("swarm list", SwarmRequest(), SwarmListResult), render)
+
+
+def members(swarm: str = "mine", /, *, context: Context) -> None:
+    """List the members of a swarm, who let them in, and when they were last connected.
+
+    Args:
+        swarm: its name; your own machines by default.
+    """
+
+    def render(result: SwarmMembersResult) -> str:
+        rows = [
+            (each.label or "-", each.role, each.invited_by or "-", _seen(each), each.publisher)
+            for each in result.members
+        ]
+        return columns(rows, ("LABEL", "ROLE", "INVITED BY", "SEEN", "PUBLISHER"))
+
+    context.output.result(context.run("swarm members", SwarmRequest(swarm), SwarmMembersResult), render)
+
+
+def _seen(member: MemberEntry) -> str:
+    if member.own:
+        return "this machine"
+    if member.connected:
+        return "connected"
+    return f"{format_seconds(max(0.0, time.time() - member.seen))} ago" if member.seen else "never"
+
+
+def remove(member: str, /, *, swarm: str = "mine", context: Context) -> None:
+    """Remove a member: what it has it keeps, what comes later it can neither find nor read.
+
+    Args:
+        member: its label, publisher id or peer id, as kvnet swarm members shows them.
+        swarm: from which swarm; your own machines by default.
+    """
+    result = context.run("swarm remove", SwarmRemoveRequest(swarm, member), SwarmRemoveResult)
+    context.output.result(result, lambda _: "")
+    asleep = f"\nasleep, and follow when they wake: {', '.join(result.asleep)}" if result.asleep else ""
+    revoke = "\n".join(f"  kvnet revoke {publisher}" for publisher in result.removed)
+    context.output.message(
+        f"removed {escape(result.label or member)} from {result.swarm}: {format_counted(result.stays, 'member')} "
+        f"have a new lookup secret{asleep}\n"
+        f"what it fetched before it keeps; what it signed before its removal stays in use, until its key is revoked:\n"
+        f"{revoke}"
+    )

@@ -1,0 +1,188 @@
+"""Operations on swarms: invite, join, leave, and their members."""
+
+from kvnet.errors import UsageError
+from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.protocol.session import escape_text
+from kvnet.trust.invitation import invitation_text, parse_invitation_text
+from kvnet.trust.keys import publisher_text
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.roster import Member, Roster
+from kvnet.trust.statements import Invitation
+from kvnet_node.membership import full_addresses
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.peer_store import PeerStore
+from kvnet_node.swarms import MINE
+from kvnet_node.wiring import Services
+
+
+async def invite(ctx: OperationContext, request: r.InviteRequest) -> r.InviteResult:
+    """Make an invitation. Only a running node does: somebody has to be there to let the guest in."""
+    services = ctx.services
+    if not ctx.serving or services.node is None:
+        raise UsageError(
+            "expected a running node, which lets the guest in, found none of this data directory",
+            hint="kvnet node start, and then invite from another terminal",
+        )
+    made = services.identity.swarms.named(request.swarm) is None
+    signed = await services.memberships.invite(
+        request.swarm,
+        lifetime_s=request.lifetime_s,
+        uses=request.uses,
+        guest_label=request.label,
+        own_label=request.own_label,
+        peer=services.node.peer_id,
+        addresses=services.addresses(),
+    )
+    body = signed.body
+    assert isinstance(body, Invitation)  # noqa: S101 - what was made
+    return r.InviteResult(
+        invitation_text(signed),
+        body.swarm,
+        body.role,
+        body.expires,
+        body.uses,
+        list(full_addresses(body)),
+        made,
+    )
+
+
+async def join(ctx: OperationContext, request: r.JoinRequest) -> r.JoinResult:
+    """Enrol with an invitation."""
+    services = ctx.services
+    signed, invitation = parse_invitation_text(request.invitation)
+    assert services.node is not None  # noqa: S101 - the operation has a network
+    joined = await services.memberships.join(
+        services.node,
+        signed,
+        invitation,
+        name=request.name,
+        label=request.label,
+        keep_old=request.keep_old,
+        count=services.store.count,
+    )
+    inviter = joined.roster.members.get(joined.inviter)
+    return r.JoinResult(
+        swarm=joined.namespace.name,
+        namespace=joined.namespace.id.hex(),
+        role=joined.role,
+        inviter=publisher_text(joined.inviter) if joined.inviter else "",
+        inviter_label=escape_text(inviter.label) if inviter is not None else "",
+        members=[_called(each) for each in joined.roster.members.values()],
+        kept=joined.kept.hex() if joined.kept is not None else "",
+        changed=joined.changed,
+        running=ctx.serving,
+    )
+
+
+async def leave(ctx: OperationContext, request: r.SwarmRequest) -> r.LeaveResult:
+    """Forget a swarm; what is held of it is kept from eviction no longer."""
+    services = ctx.services
+    left = await services.memberships.leave(request.swarm)
+    held = [
+        record for record in await services.lane.run(services.store.artifacts) if record.manifest.namespace == left.id
+    ]
+    for record in held:
+        if record.pinned:
+            await services.lane.run(services.store.unpin, record.hash)
+    return r.LeaveResult(request.swarm, len(held))
+
+
+async def list_swarms(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmListResult:  # noqa: ARG001
+    """``mine`` and every swarm of this node."""
+    services = ctx.services
+    files = services.identity.swarms
+    entries = []
+    for namespace in (files.mine, *files.swarms()):
+        roster = services.memberships.rosters.roster(namespace.id)
+        count = await services.lane.run(services.store.count, namespace.id)
+        entries.append(
+            r.SwarmEntry(
+                namespace.name,
+                namespace.id.hex(),
+                _own_role(services, roster),
+                len(roster.members) if roster is not None else 1,
+                count,
+                services.identity.invitations.count(namespace.id),
+            )
+        )
+    return r.SwarmListResult(entries)
+
+
+def _own_role(services: Services, roster: Roster | None) -> str:
+    if roster is None:
+        return "alone"
+    own = {key.public for key in services.identity.publisher_keys()}
+    roles = [member.role for publisher, member in roster.members.items() if publisher in own]
+    return roles[0] if roles else "removed"
+
+
+async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMembersResult:
+    """Who is in a namespace."""
+    services = ctx.services
+    namespace, roster = services.memberships.roster_of(request.swarm or MINE)
+    seen = await services.lane.run(PeerStore(services.paths.peers_file).load)
+    seen_s = {bytes(each.peer): each.seen_s for each in seen}
+    here = connected(services, namespace)
+    own = {key.public for key in services.identity.publisher_keys()}
+    entries = [
+        r.MemberEntry(
+            label=escape_text(each.label),
+            publisher=publisher_text(each.publisher),
+            role=each.role,
+            invited_by=_called(roster.members[each.invited_by]) if each.invited_by in roster.members else "",
+            seen=max((seen_s.get(peer, 0.0) for peer in each.peers), default=0.0),
+            connected=not here.isdisjoint(each.peers),
+            own=each.publisher in own,
+            peers=[peer_text(PeerId(peer)) for peer in each.peers],
+        )
+        for each in roster.members.values()
+    ]
+    return r.SwarmMembersResult(namespace.name, entries)
+
+
+async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.SwarmRemoveResult:
+    """Remove a member; what it proves from now on opens nothing."""
+    services = ctx.services
+    swarm, _ = services.memberships.roster_of(request.swarm or MINE)
+    # Whoever is awake follows within a moment, and its session ends with that.
+    here = connected(services, swarm)
+    namespace, gone = await services.memberships.remove(swarm.name, request.member)
+    _, roster = services.memberships.roster_of(namespace.name)
+    return r.SwarmRemoveResult(
+        namespace.name,
+        [publisher_text(each.publisher) for each in gone],
+        escape_text(gone[0].label),
+        len(roster.members),
+        asleep(services, roster, here),
+    )
+
+
+def asleep(services: Services, roster: Roster, here: frozenset[bytes]) -> list[str]:
+    """What the members are called that are not connected; this node is not among them."""
+    return _others(services, roster, here, away=True)
+
+
+def awake(services: Services, roster: Roster, here: frozenset[bytes]) -> list[str]:
+    """What the members are called that are connected; this node is not among them."""
+    return _others(services, roster, here, away=False)
+
+
+def _others(services: Services, roster: Roster, here: frozenset[bytes], *, away: bool) -> list[str]:
+    own = {key.public for key in services.identity.publisher_keys()}
+    found = [
+        _called(each)
+        for each in roster.members.values()
+        if each.publisher not in own and here.isdisjoint(each.peers) is away
+    ]
+    return list(dict.fromkeys(found))
+
+
+def connected(services: Services, namespace: Namespace) -> frozenset[bytes]:
+    """Raw peer ids of everybody who was connected in a namespace just now, whatever lookup secret it proved."""
+    sessions = services.node.sessions() if services.node is not None else ()
+    return frozenset(bytes(each.peer) for each in sessions if any(proved.id == namespace.id for proved in each.slots))
+
+
+def _called(member: Member) -> str:
+    return escape_text(member.label) or publisher_text(member.publisher)
