@@ -300,6 +300,7 @@ def best_cut(
     covered = min(offer.n_tokens, n_prompt - 1)
     first, last = held_tokens // BLOCK_TOKENS + 1, -(-covered // BLOCK_TOKENS)
     best_tokens, best_s = 0, local_s - margin_s
+    whole_s = machine.prefill.seconds(0, n_prompt)
     for n_blocks in _turning_blocks(machine, offer, first, last):
         n_tokens = min(covered, n_blocks * BLOCK_TOKENS)
         if n_tokens <= held_tokens:
@@ -308,7 +309,8 @@ def best_cut(
         seconds = (
             offer.link.seconds(offer.stored_bytes(n_blocks * BLOCK_TOKENS), raw_bytes)
             + machine.restore_s(raw_bytes)
-            + machine.prefill.seconds(n_tokens, n_prompt)
+            + whole_s
+            - machine.prefill.seconds(0, n_tokens)
         )
         if seconds < best_s:
             best_tokens, best_s = n_tokens, seconds

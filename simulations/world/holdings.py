@@ -106,6 +106,20 @@ class Holdings:
                 grown.append(segment)
         return grown
 
+    def extend(self, one: Held, n_tokens: int, now_s: float) -> bool:
+        """A prefix that is held grows where it ends. Returns whether its segment reaches farther by that."""
+        segment = one.segment
+        one.path = [(segment, n_tokens), *one.path[1:]]
+        one.tokens = n_tokens
+        self.touch(one, now_s)
+        self.through[segment][segment] = n_tokens
+        before = self.extent[segment]
+        if n_tokens <= before:
+            return False
+        self.extent[segment] = n_tokens
+        self.blocks += n_tokens // BLOCK_TOKENS - before // BLOCK_TOKENS
+        return True
+
     def remove(self, tip: int) -> list[int]:
         """Let go of a prefix. Returns the segments that do not reach as far any more."""
         one, shrunk = self.held.pop(tip), []

@@ -30,13 +30,13 @@ class Job:
         queued_s: since when it waits for the engine.
         waited_s: how long it did.
         reused_tokens, live_tokens: what it continued from, and how much of that was in RAM.
-        prefill_s: seconds of prefill.
+        prefill_s, cold_s: seconds of prefill, and what they would be without any reuse.
         attempts: offers that were tried for it.
     """
 
     __slots__ = (
-        "attempts", "epoch", "fetched_bytes", "fetched_tokens", "held_tokens", "live_tokens", "own_tokens", "path",
-        "prefill_s", "queued_s", "request", "reused_tokens", "waited_s",
+        "attempts", "cold_s", "epoch", "fetched_bytes", "fetched_tokens", "held_tokens", "live_tokens", "own_tokens",
+        "path", "prefill_s", "queued_s", "request", "reused_tokens", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, path: Path, epoch: int) -> None:
@@ -45,7 +45,7 @@ class Job:
         self.epoch = epoch
         self.held_tokens = self.own_tokens = self.fetched_tokens = self.fetched_bytes = 0
         self.reused_tokens = self.live_tokens = self.attempts = 0
-        self.queued_s = self.waited_s = self.prefill_s = 0.0
+        self.queued_s = self.waited_s = self.prefill_s = self.cold_s = 0.0
 
 
 @dataclass(slots=True)
@@ -89,21 +89,28 @@ class LiveCaches:
         size = path[0][1] * self._token_bytes
         if size > self.cap_bytes:
             return
-        held = self.holdings.held
-        before = held.get(path[0][0])
-        if before is not None and before.tokens >= path[0][1] and not (system and not before.system):
-            self.holdings.touch(before, now_s)
-            return
+        before = self.holdings.held.get(path[0][0])
         if before is not None:
-            self._drop(before)
+            if before.tokens >= path[0][1]:
+                self.holdings.touch(before, now_s)
+                return
+            self.used_bytes += size - before.tokens * self._token_bytes
+            self.holdings.extend(before, path[0][1], now_s)
+            self._make_room(0)
+            return
         if not system:
             for part in self.holdings.parts_of(path):
                 if not part.system:
                     self._drop(part)
-        while self.used_bytes + size > self.cap_bytes:
-            self._drop(next((one for one in held.values() if not one.system), None) or next(iter(held.values())))
+        self._make_room(size)
         self.holdings.add(Held(path[0][0], path, now_s, system=system))
         self.used_bytes += size
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Let go of others; what was used last is what just came."""
+        held = self.holdings.held
+        while self.used_bytes + n_bytes > self.cap_bytes:
+            self._drop(next((one for one in held.values() if not one.system), None) or next(iter(held.values())))
 
     def clear(self) -> None:
         """Forget everything."""

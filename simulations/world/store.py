@@ -80,14 +80,19 @@ class SimStore:
         new_bytes = holdings.new_blocks(path) * self.block_bytes
         if not self._make_room(new_bytes):
             return -1
-        one = Held(path[0][0], path, now_s)
-        before = holdings.held.get(one.segment)
-        if before is not None and before.tokens >= one.tokens:
-            holdings.touch(before, now_s)
-            return 0
-        new_bytes = holdings.new_blocks(path) * self.block_bytes
+        segment, n_tokens = path[0]
+        before = holdings.held.get(segment)
         if before is not None:
+            if before.tokens >= n_tokens:
+                holdings.touch(before, now_s)
+                return 0
             self.n_keys -= self._keys_of(before)
+            if holdings.extend(before, n_tokens, now_s):
+                self.holders[segment][self._node] = n_tokens
+            self.n_keys += self._keys_of(before)
+            return new_bytes
+        one = Held(segment, path, now_s)
+        new_bytes = holdings.new_blocks(path) * self.block_bytes
         self.n_keys += self._keys_of(one)
         for segment in holdings.add(one):
             self.holders.setdefault(segment, {})[self._node] = holdings.extent[segment]

@@ -365,7 +365,8 @@ class World:
                 if live:
                     node.live.use(job.path, now_s)
         self.checks.continued(job)
-        job.prefill_s = node.machine.prefill.seconds(job.reused_tokens, n_prompt)
+        job.cold_s = node.machine.prefill.seconds(0, n_prompt)
+        job.prefill_s = job.cold_s - node.machine.prefill.seconds(0, job.reused_tokens)
         work_s = restore_s + job.prefill_s
         node.counted.busy_s += work_s
         self.clock.at(now_s + work_s, self._first_token, node, job, node.epoch)
@@ -387,7 +388,7 @@ class World:
             request.number,
             RequestResult(
                 own_ram, own_disk, peer, now_s - request.arrival_s, job.fetched_bytes, job.prefill_s,
-                node.machine.prefill.seconds(0, request.n_input), job.waited_s,
+                job.cold_s, job.waited_s,
             ),
         )  # fmt: skip
         node.counted.requests += 1
