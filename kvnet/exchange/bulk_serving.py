@@ -60,7 +60,8 @@ class StoreSource:
             next(coming, None)
             for index in request.indices:
                 data = None
-                if index in places:
+                # Read from this thread: a set is replaced as a whole, never changed.
+                if index in places and plan.artifact.hash not in self._server.revoked:
                     packs.expect(next(coming, None))
                     data = self._read(plan.artifact.entries[index], places[index], room, counted)
                 if data is None:

@@ -146,6 +146,7 @@ class ArtifactFetcher:
         self._transport = transport
         self._sessions = sessions
         self._limits = limits
+        self._under_way: set[_Job] = set()
         self.scores = PeerScores()
 
     async def locate(self, artifact: ArtifactHash) -> Located:
@@ -411,8 +412,12 @@ class ArtifactFetcher:
             progress=progress,
         )
         job = _Job(located, work, token_ids, trio.current_time(), purpose, pinned=pinned)
+        self._under_way.add(job)
         try:
-            await self._get_missing(job, entries, scope, tick_s)
+            with job.allowed:
+                await self._get_missing(job, entries, scope, tick_s)
+            # Judged anew: what was to be trusted when it began may be revoked by now.
+            self.require_accepted(located.signed)
             return await self._publish(job)
         except BaseException as error:
             # Cancelled, alone or out of a nursery as a group; neither is an `Exception`.
@@ -421,7 +426,15 @@ class ArtifactFetcher:
                     await self._publish(job)
             raise
         finally:
+            self._under_way.discard(job)
             work.abort()
+
+    def judge_again(self) -> None:
+        """Trust has changed: end the fetches of what may not be used any more."""
+        policy = self._identity.policy()
+        for job in self._under_way:
+            if isinstance(policy.judge(job.located.signed.manifest), Refusal):
+                job.allowed.cancel()
 
     async def _get_missing(
         self, job: "_Job", entries: Sequence[ChunkEntry], scope: trio.CancelScope | None, tick_s: float | None
@@ -483,6 +496,7 @@ class _Job:
         self.started_s = started_s
         self.pinned = pinned
         self.delivered: dict[PeerId, Delivered] = {}
+        self.allowed = trio.CancelScope()
         self.add(token_ids.delivered)
 
     def parts(self, now: Sequence[PeerPart]) -> tuple[PeerPart, ...]:

@@ -155,6 +155,7 @@ class ExchangeNode:
         self._former_answerer: Answerer = _refuse_former
         self._greetings: list[Greeting] = []
         self._offered: list[Capability] = []
+        self._watchers: list[Callable[[ArtifactRecord], None]] = []
         self._askable: Callable[[PeerId], bool] = lambda _: True
         self._tables: Tables | None = None
         self._nursery: trio.Nursery | None = None
@@ -202,6 +203,21 @@ class ExchangeNode:
     def greet_with(self, greeting: Greeting) -> None:
         """Say what else is done with every session that opens; it ends with the session."""
         self._greetings.append(greeting)
+
+    def watch_published(self, watch: Callable[[ArtifactRecord], None]) -> None:
+        """Say who is told of every artifact that comes into the store; fast, and never raises."""
+        self._watchers.append(watch)
+
+    def stop_sharing(self, artifacts: frozenset[ArtifactHash]) -> None:
+        """Serve and announce these no more, in the middle of a request too; end fetches that trust no longer allows.
+
+        Args:
+            artifacts: all that are revoked, those of before included.
+        """
+        for artifact in artifacts - self._server.revoked:
+            self.removed(artifact)
+        self._server.revoked = artifacts
+        self.fetcher.judge_again()
 
     def offer_capability(self, capability: Capability) -> None:
         """Tell peers, from the next session on, that this node can do this."""
@@ -275,7 +291,9 @@ class ExchangeNode:
         """Everything held, the newest last, so that it is announced first."""
         if self._tables is not None:
             self._tables.begin_reload()
-        records = sorted(await self._lane.run(self._store.artifacts), key=lambda record: record.manifest.created)
+        held = await self._lane.run(self._store.artifacts)
+        may_serve = self._identity.policy().may_serve
+        records = sorted((each for each in held if may_serve(each.manifest)), key=lambda each: each.manifest.created)
         rows: dict[ArtifactHash, list[tuple[int, PrefixKey]]] = {}
         for namespace in self._identity.namespaces():
             for key, artifact, n_blocks in await self._lane.run(self._store.prefix_rows, namespace.id):
@@ -513,6 +531,10 @@ class ExchangeNode:
         """Serve and announce an artifact that is in the store now, and no longer what had to go for it."""
         for evicted in self._store.take_evicted():
             self.removed(evicted)
+        for watch in self._watchers:
+            watch(record)
+        if not self._identity.policy().may_serve(record.manifest):
+            return
         self._server.offer(record, keys)
         self._announce(record, keys)
         if self._tables is not None:

@@ -79,6 +79,8 @@ class ChunkServer:
         self._changes: deque[Callable[[HeldTable], object]] = deque(maxlen=MAX_CHANGES)
         self._bulk: Callable[[PeerSession, BulkRequest], Reply] | None = None
         self._others: OthersOf | None = None
+        self.revoked: frozenset[ArtifactHash] = frozenset()
+        """Artifacts of which not one chunk more goes out, not even of a request that was granted."""
         self.counters: Counter[str] = Counter()
 
     async def load(self) -> None:
@@ -90,7 +92,7 @@ class ChunkServer:
             rows = await self._lane.run(self._store.prefix_rows, namespace.id)
             for artifact, keys in _by_artifact(rows).items():
                 record = await self._lane.run(self._store.get, artifact)
-                if record is not None:
+                if record is not None and self._identity.policy().may_serve(record.manifest):
                     table.add(record, keys)
         # What came or went while the store was read counts after what was read.
         for change in self._changes:
@@ -217,7 +219,8 @@ class ChunkServer:
         """In the order asked for; each chunk is read and hashed again right before it goes out."""
         not_held = set(plan.not_held)
         for index in request.indices:
-            data = None if index in not_held else await self._read(plan, index)
+            withdrawn = index in not_held or plan.artifact.hash in self.revoked
+            data = None if withdrawn else await self._read(plan, index)
             if data is None:
                 await _refuse(stream, index, RefusalReason.NOT_HELD)
                 continue
