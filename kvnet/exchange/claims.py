@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from kvnet.engine.interface import ModelInfo
-from kvnet.errors import KvnetError, PeerRefusedError
+from kvnet.errors import IntegrityError, KvnetError, PeerRefusedError
 from kvnet.exchange.events import PrefixFetched
 from kvnet.exchange.fetch_pack import ProgressCallback
 from kvnet.exchange.fetcher import ArtifactFetcher, Located, SessionsOf, TokenIds
@@ -231,7 +231,13 @@ class ClaimChecks:
         if shown.located is None:
             return shown
         entries = await self._fetcher.chunk_list(shown.located)
-        return replace(shown, entries=entries, token_ids=await self._fetcher.token_ids(shown.located, entries))
+        try:
+            token_ids = await self._fetcher.token_ids(shown.located, entries)
+        except IntegrityError:
+            # Whoever has looked at it once knows that these are not the tokens of its keys.
+            self._lied(candidate)
+            raise
+        return replace(shown, entries=entries, token_ids=token_ids)
 
     async def _locate(self, query: LookupQuery, candidate: Candidate, info: ModelInfo) -> Shown:
         """The signed manifest behind a claim, from any of the peers that made it; judged before anything is fetched."""

@@ -1,10 +1,11 @@
 """Look a prompt up among members: in their tables, by asking the best of them, and in the DHT when that is nothing.
 
-Two rounds at most. Whoever is asked may name others that hold more, in records that they have signed: those are asked
-in the second. Without anybody to ask the first round is the DHT, all keys at once, and the second asks whom it named.
+Two rounds. Whoever is asked may name others that hold more, in records that they have signed: those are asked in the
+second. When the tables say nothing, the first round is the DHT, all keys at once, and beside it a member or two that
+may have heard of others; the second asks whom those named. Members that tell no tables are asked before all that.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -28,6 +29,9 @@ from kvnet.protocol.lookup import (
 )
 from kvnet.protocol.messages import LookupReply
 from kvnet.protocol.scoring import PeerScores
+
+MAX_HEARSAY = 2
+"""Members asked for what they have heard of others, when there are members that nobody here is connected to."""
 
 MAX_DIALS = 20
 """Providers that are dialled at once for one prompt: a DHT server names no more, and all but one may be dead."""
@@ -55,13 +59,13 @@ class LookedUp:
     Attributes:
         candidates: what was found, the best first.
         rounds: times that answers from the network were waited for.
-        asked: peers that were asked.
+        asked: peers that were asked, or dialled to be asked.
         dht_queries: keys looked for in the DHT.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
     rounds: int = 0
-    asked: int = 0
+    asked: list[PeerId] = field(default_factory=list)
     dht_queries: int = 0
 
 
@@ -129,8 +133,9 @@ class Lookups:
             await self._ask(machine, targets, held_tokens, found)
             await self._follow_records(machine, held_tokens, found)
         found.candidates = machine.candidates(longer_than_tokens=held_tokens)
-        if not found.candidates and dht and trio.current_time() < deadline:
-            await self._ask_dht(machine, members.keys(), held_tokens, found)
+        if not found.candidates and trio.current_time() < deadline:
+            await self._ask_around(machine, members, held_tokens, found, dht=dht)
+            found.candidates = machine.candidates(longer_than_tokens=held_tokens)
         return found
 
     # --- whom ---------------------------------------------------------------------------------------------------------
@@ -180,7 +185,7 @@ class Lookups:
     async def _ask(self, machine: LookupMachine, targets: Sequence[_Target], held_tokens: int, found: LookedUp) -> None:
         """One round: all at once, until nothing better can come, or it is too late."""
         found.rounds += 1
-        found.asked += len(targets)
+        found.asked += [target.peer for target in targets]
         dialling = {target.peer for target in targets if target.session is None}
         for target in targets:
             if target.claim is None:
@@ -229,29 +234,43 @@ class Lookups:
 
     async def _follow_records(self, machine: LookupMachine, held_tokens: int, found: LookedUp) -> None:
         """Ask those whom the answers named, or the next best when the best had less than its table said."""
-        if self.tables is None or trio.current_time() >= machine.deadline:
-            return
-        self.tables.shown([record for _, record in machine.records()], machine.query.namespace)
-        best = max([held_tokens, *(each.reusable_tokens for each in machine.candidates())])
-        answered = {session.peer for session in self._sessions() if machine.answer_of(session.peer) is not None}
-        claims = [claim for claim in self.tables.claims(machine.query, best) if claim.peer not in answered]
-        members = {session.peer: session for session in self._sessions() if machine.query.namespace in session.slots}
-        targets = self._choose(machine, [claim for claim in claims if claim.least_tokens > best], members)
-        if targets:
-            await self._ask(machine, targets, held_tokens, found)
+        if trio.current_time() < machine.deadline:
+            targets = self._from_records(machine, held_tokens)
+            if targets:
+                await self._ask(machine, targets, held_tokens, found)
 
-    async def _ask_dht(
-        self, machine: LookupMachine, known: Collection[PeerId], held_tokens: int, found: LookedUp
+    def _from_records(self, machine: LookupMachine, held_tokens: int) -> list[_Target]:
+        """Whoever has not been asked and is sure to have more than was found so far."""
+        if self.tables is None:
+            return []
+        query = machine.query
+        self.tables.shown([record for _, record in machine.records()], query.namespace)
+        best = max([held_tokens, *(each.reusable_tokens for each in machine.candidates())])
+        members = {session.peer: session for session in self._sessions() if query.namespace in session.slots}
+        claims = self.tables.claims(query, best, but=machine.answered_by())
+        return self._choose(machine, [claim for claim in claims if claim.least_tokens > best], members)
+
+    async def _ask_around(
+        self,
+        machine: LookupMachine,
+        members: dict[PeerId, PeerSession],
+        held_tokens: int,
+        found: LookedUp,
+        *,
+        dht: bool,
     ) -> None:
-        """Providers of the prompt's checkpoints, all asked for at once; then they are dialled and asked."""
-        if self._network.routing_peers() == 0:
+        """Nobody is known to have anything: who is, says the DHT, or somebody who has heard of others."""
+        wanted = dht_depths(machine.query) if dht and self._network.routing_peers() else []
+        unasked = [_Target(peer, session) for peer, session in members.items() if peer not in machine.answered_by()]
+        hearsay = unasked[:MAX_HEARSAY] if self._somebody_is_away(machine.query, members) else []
+        if not wanted and not hearsay:
             return
-        wanted = dht_depths(machine.query)
-        found.dht_queries += len(wanted)
         found.rounds += 1
-        hints: dict[int, list[ProviderHint]] = {}
+        found.dht_queries += len(wanted)
+        found.asked += [target.peer for target in hearsay]
         now = trio.current_time()
         limit_s = max(0.05, DHT_SHARE * (machine.deadline - now))
+        hints: dict[int, list[ProviderHint]] = {}
 
         async def find(depth: int, key: bytes) -> None:
             try:
@@ -261,15 +280,35 @@ class Lookups:
 
         with trio.move_on_at(now + limit_s):
             async with trio.open_nursery() as nursery:
+                for target in hearsay:
+                    machine.expect(target.peer)
+                    nursery.start_soon(self._ask_one, machine, target)
                 for depth, key in wanted:
                     nursery.start_soon(find, depth, bytes(key))
-        fresh = [hint for hint in _in_turns([hints.get(depth, []) for depth, _ in wanted]) if hint.peer not in known]
-        fresh.sort(key=lambda hint: self._scores.liar(hint.peer, trio.current_time()))
+        named = [hint for hint in _in_turns([hints.get(depth, []) for depth, _ in wanted]) if hint.peer not in members]
+        await self._ask_named(machine, named, held_tokens, found)
+
+    def _somebody_is_away(self, query: LookupQuery, members: dict[PeerId, PeerSession]) -> bool:
+        if self.tables is None:
+            return False
+        return any(member.peer not in members for member in self.tables.members_of(query.namespace))
+
+    async def _ask_named(
+        self, machine: LookupMachine, named: list[ProviderHint], held_tokens: int, found: LookedUp
+    ) -> None:
+        """Dial and ask those whom others' records name, and those whom the DHT names; who lied of late last."""
+        now = trio.current_time()
+        targets = self._from_records(machine, held_tokens)
+        told = {target.peer for target in targets}
+        named.sort(key=lambda hint: self._scores.liar(hint.peer, now))
         sessions = {session.peer: session for session in self._sessions()}
-        targets = [_Target(hint.peer, sessions.get(hint.peer), hint.addresses) for hint in fresh[:MAX_DIALS]]
-        if targets and trio.current_time() < machine.deadline:
+        targets += [
+            _Target(hint.peer, sessions.get(hint.peer), hint.addresses)
+            for hint in named[:MAX_DIALS]
+            if hint.peer not in told
+        ]
+        if targets and now < machine.deadline:
             await self._ask(machine, targets, held_tokens, found)
-        found.candidates = machine.candidates(longer_than_tokens=held_tokens)
 
 
 def _in_turns(hints: Sequence[Sequence[ProviderHint]]) -> list[ProviderHint]:

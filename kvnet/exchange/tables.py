@@ -6,7 +6,7 @@ counts here besides is who signed it.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from kvnet.protocol.serve import HeldArtifact
 from kvnet.protocol.tables import KnownMember, PeerTables, TableLimits, Taken
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statements import HeldEntry, ProviderRecord, SignedStatement, open_statement, sign_statement, timely
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Tables:
         limits: how much is remembered of others.
 
     Attributes:
-        accepts: whose records count; by default the policy's: own and trusted publishers that are not revoked.
+        accepts: whose records count; by default those whom the policy believes in the namespace.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Tables:
         self._held: dict[ArtifactHash, _HeldHere] = {}
         self._since: dict[ArtifactHash, _HeldHere | None] = {}
         self._addresses: tuple[str, ...] = ()
-        self._revoked: frozenset[bytes] = frozenset()
+        self._policy: TrustPolicy | None = None
         self._changed = trio.Event()
         self._told_on: dict[PeerId, tuple[str, ...]] = {}
         self._doubts: set[tuple[bytes, PeerId, bytes]] = set()
@@ -178,8 +179,7 @@ class Tables:
             del self._since[next(iter(self._since))]
 
     def _renew_all(self) -> None:
-        policy = self._identity.policy()
-        self._revoked = policy.revoked
+        policy = self._policy = self._identity.policy()
         for own in self._owns():
             own.pages.replace(
                 _entry(own.namespace, held)
@@ -207,9 +207,7 @@ class Tables:
     # --- others' tables -----------------------------------------------------------------------------------------------
 
     def _policy_accepts(self, namespace: Namespace, signer: bytes) -> bool:
-        del namespace
-        policy = self._identity.policy()
-        return signer not in policy.revoked and (signer in policy.own or signer in policy.trusted)
+        return self._identity.policy().believes(signer, namespace.id)
 
     def _accepted(self, namespace: bytes, signer: bytes) -> bool:
         return any(each.id == namespace and self.accepts(each, signer) for each in self._identity.namespaces())
@@ -254,9 +252,11 @@ class Tables:
             own.pages.shown(record.page, record.sequence)
             self._wake()
 
-    def claims(self, query: LookupQuery, longer_than_tokens: int) -> list[PeerClaim]:
+    def claims(
+        self, query: LookupQuery, longer_than_tokens: int = 0, *, but: Collection[PeerId] = ()
+    ) -> list[PeerClaim]:
         """What members hold of a prompt beyond what is here, as far as their records say."""
-        found = self._tables.claims(query, self._now(), longer_than_tokens=longer_than_tokens)
+        found = self._tables.claims(query, self._now(), longer_than_tokens=longer_than_tokens, but=but)
         return [claim for claim in found if self.accepts(query.namespace, claim.signer)]
 
     def tells_all(self, session: PeerSession, namespace: Namespace) -> bool:
@@ -267,6 +267,10 @@ class Tables:
     def records_for(self, peer: PeerId, namespace: Namespace, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         """Records of others that hold one of the keys, the deepest first, for a peer that asks."""
         return self._tables.records(namespace.id, keys, self._now(), but=peer, at_most=MAX_RECORDS)
+
+    def members_of(self, namespace: Namespace) -> list[KnownMember]:
+        """The peers that somebody has told of in a namespace."""
+        return self._tables.members(namespace.id, self._now())
 
     def members(self) -> dict[PeerId, KnownMember]:
         """The peers that somebody has told of, in any of this node's namespaces."""
@@ -386,7 +390,7 @@ class Tables:
             for own in self._owns():
                 own.pages.moved()
             self._wake()
-        if self._identity.policy().revoked != self._revoked:
+        if self._identity.policy() != self._policy:
             self._renew_all()
         now_s = self._now()
         self._tables.keep_signers(self._accepted)

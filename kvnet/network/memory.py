@@ -12,9 +12,10 @@ process: its streams end as if it had closed them, dials fail), `lose_records`.
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 import trio
@@ -66,6 +67,10 @@ class Link:
     rate_bytes_per_s: float | None = None
 
 
+Watch = Callable[[str, PeerId, PeerId, bytes], None]
+"""Told of everything that leaves a node: on which stream (or ``dht``), from whom, to whom, and the bytes."""
+
+
 class World:
     """The nodes of one simulation and what connects them.
 
@@ -73,6 +78,9 @@ class World:
         default_link: what joins two nodes unless `set_link` says otherwise.
         dial_timeout_s: after how long a dial that nobody answers fails by itself.
         record_ttl_s: how long DHT servers keep a provider record.
+
+    Attributes:
+        watch: sees all that is sent, as somebody would who had broken the transport's encryption.
     """
 
     def __init__(
@@ -86,6 +94,8 @@ class World:
         self._groups: list[frozenset[PeerId]] = []
         self._hung: set[PeerId] = set()
         self._changed = trio.Event()
+        self.numbers = count()
+        self.watch: Watch = lambda _stream, _source, _target, _data: None
 
     def network(
         self, name: str, *, bootstrap: Iterable[str] = (), rebootstrap_interval_s: float = 30.0
@@ -174,6 +184,7 @@ class _Pipe:
     source: PeerId
     target: PeerId
     wire: _Wire
+    name: str
     in_flight: deque[tuple[float, bytes]] = field(default_factory=deque)
     in_flight_bytes: int = 0
     ended_at_s: float | None = None
@@ -201,6 +212,7 @@ class _Pipe:
 
     async def send(self, segment: bytes) -> None:
         await self._wait_for_room()
+        self.world.watch(self.name, self.source, self.target, segment)
         rate = self.world.link(self.source, self.target).rate_bytes_per_s
         now_s = trio.current_time()
         leaves_at_s = now_s if rate is None else max(now_s, self.wire.free_at_s) + len(segment) / rate
@@ -469,8 +481,9 @@ class MemoryNetwork:
             raise PeerRefusedError(
                 f"expected fewer than {MAX_STREAMS_PER_PEER} streams to the peer", reason="too_many_streams"
             )
-        there = _Pipe(self._world, self._peer_id, peer, self._wires.setdefault(peer, _Wire()))
-        back = _Pipe(self._world, peer, self._peer_id, other._wires.setdefault(self._peer_id, _Wire()))
+        name = f"{kind.value} {next(self._world.numbers)}"
+        there = _Pipe(self._world, self._peer_id, peer, self._wires.setdefault(peer, _Wire()), name)
+        back = _Pipe(self._world, peer, self._peer_id, other._wires.setdefault(self._peer_id, _Wire()), name)
         ours = MemoryStream(self, peer, kind, there, back)
         theirs = MemoryStream(other, self._peer_id, kind, back, there)
         self._streams.add(ours)
@@ -508,6 +521,7 @@ class MemoryNetwork:
         for server in self._dht_servers()[:DHT_SERVERS_PER_KEY]:
             with suppress(NetworkError):
                 await self._reach(server._peer_id, 10.0, "an answer from a DHT server")
+                self._world.watch("dht", self._peer_id, server._peer_id, key32)
                 sent_to += server._keep_record(key32, self._peer_id, self.address)
         if report is not None:
             report(key32, sent_to)
@@ -543,6 +557,7 @@ class MemoryNetwork:
             for server in self._dht_servers():
                 with suppress(NetworkError):
                     await self._reach(server._peer_id, 10.0, "an answer from a DHT server")
+                    self._world.watch("dht", self._peer_id, server._peer_id, key32)
                     self._collect(server, key32, found)
         await trio.lowlevel.checkpoint_if_cancelled()
         now_s = trio.current_time()

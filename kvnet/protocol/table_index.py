@@ -32,6 +32,8 @@ class Table:
 
     Attributes:
         newest: highest sequence of them; its addresses count.
+        n_artifacts: on all pages.
+        expires_s: when the last of its records does, in seconds since 1970.
         heard_s: when a record of it came last, in seconds since 1970.
         cut: that there was no room for all of it.
     """
@@ -43,6 +45,8 @@ class Table:
     addresses: tuple[str, ...] = ()
     newest: int = 0
     cost_bytes: int = 0
+    n_artifacts: int = 0
+    expires_s: float = 0.0
     heard_s: float = 0.0
     cut: bool = False
 

@@ -188,6 +188,8 @@ class PeerTables:
             index.add((table, page, entry))
         table.pages[number] = page
         table.cost_bytes += page.cost_bytes
+        table.n_artifacts += len(page.entries)
+        table.expires_s = max(table.expires_s, page.expires_s)
         self._cost_bytes += page.cost_bytes
 
     def _remove_page(self, table: Table, number: int) -> None:
@@ -198,6 +200,7 @@ class PeerTables:
         for entry in page.entries:
             index.discard((table, page, entry))
         table.cost_bytes -= page.cost_bytes
+        table.n_artifacts -= len(page.entries)
         self._cost_bytes -= page.cost_bytes
 
     def _drop(self, table: Table, *, forget: bool = True) -> None:
@@ -228,11 +231,9 @@ class PeerTables:
     def members(self, namespace: NamespaceId, now_s: float) -> list[KnownMember]:
         """The peers of a namespace that somebody has told of."""
         return [
-            KnownMember(
-                table.peer, table.signer, table.addresses, sum(len(page.entries) for page in table.pages.values())
-            )
+            KnownMember(table.peer, table.signer, table.addresses, table.n_artifacts)
             for table in self._all()
-            if table.namespace == namespace and any(page.expires_s > now_s for page in table.pages.values())
+            if table.namespace == namespace and table.expires_s > now_s
         ]
 
     def envelopes(self, namespace: NamespaceId, now_s: float) -> list[bytes]:
@@ -245,30 +246,37 @@ class PeerTables:
             if table.pages[number].expires_s > now_s
         ]
 
-    def claims(self, query: LookupQuery, now_s: float, *, longer_than_tokens: int = 0) -> list[PeerClaim]:
+    def claims(
+        self,
+        query: LookupQuery,
+        now_s: float,
+        *,
+        longer_than_tokens: int = 0,
+        but: Collection[PeerId] = (),
+    ) -> list[PeerClaim]:
         """What peers hold of a prompt, each peer's deepest, the deepest first.
-
-        Peers that could share more than the deepest is sure to are among them; others are left out.
 
         Args:
             query: with the prompt's keys.
             now_s: seconds since 1970.
-            longer_than_tokens: what is here already.
+            longer_than_tokens: what is here already; who cannot share more is left out.
+            but: peers to leave out.
         """
         index = self._indices.get(query.namespace.id)
         if index is None:
             return []
         found: dict[int, _Found] = {}
-        least = longer_than_tokens + 1
         for key_index, key in enumerate(query.keys):
             # What shares no more than half as many blocks as the deepest is sure to have shares less in any case.
             below_tokens = 2 * query.n_blocks[key_index] * BLOCK_TOKENS
-            if below_tokens <= least:
+            if below_tokens <= longer_than_tokens:
                 break
             for group in index.groups(key):
-                _note(found, query, key_index, group, least, now_s)
-            least = max([least, *(each.least for each in found.values())])
-        claims = [each.claim() for each in found.values() if each.most >= least]
+                table = next(iter(group))[0]
+                known = found.get(id(table))
+                if table.peer not in but and (known is None or known.least < below_tokens):
+                    _note(found, query, key_index, group, now_s)
+        claims = [each.claim() for each in found.values() if each.most > longer_than_tokens]
         return sorted(claims, key=lambda claim: (-claim.least_tokens, -claim.most_tokens))
 
     def still_claims(self, namespace: NamespaceId, peer: PeerId, key: bytes, now_s: float) -> bool:
@@ -337,9 +345,7 @@ class _Found:
         )
 
 
-def _note(
-    found: dict[int, _Found], query: LookupQuery, key_index: int, group: Collection[Held], least: int, now_s: float
-) -> None:
+def _note(found: dict[int, _Found], query: LookupQuery, key_index: int, group: Collection[Held], now_s: float) -> None:
     """What one table's artifacts that have a key add to what was found.
 
     Of very many not each is looked at: then one of them may share anything below the next power of two.
@@ -347,12 +353,9 @@ def _note(
     key, covered = query.keys[key_index], query.tokens_at(key_index)
     beyond = min(query.n_tokens, (2 * query.n_blocks[key_index] - 1) * BLOCK_TOKENS) if len(group) > MAX_SAMPLED else 0
     for table, page, entry in islice(group, MAX_SAMPLED):
-        if page.expires_s <= now_s or entry.n_tokens < covered:
-            continue
-        most = max(_most_tokens(query, entry, key, covered), beyond)
-        if most >= least:
+        if page.expires_s > now_s and entry.n_tokens >= covered:
             known = found.setdefault(id(table), _Found(table, key, key_index, covered))
-            known.add(entry, covered, most)
+            known.add(entry, covered, max(_most_tokens(query, entry, key, covered), beyond))
 
 
 def _most_tokens(query: LookupQuery, entry: HeldEntry, key: bytes, covered: int) -> int:

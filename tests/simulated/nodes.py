@@ -18,9 +18,12 @@ from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import InlineLane
+from kvnet.exchange.meeting import Meetings, MeetLimits
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
+from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.exchange.tables import Tables
 from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, ChunkHash
@@ -28,6 +31,7 @@ from kvnet.format.prefix import block_keys
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.cost import Machine
+from kvnet.protocol.provider_pages import PageLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import Store
 from kvnet.store.osfile import OsFiles
@@ -92,6 +96,43 @@ class Told:
     finished: Finished
 
 
+def wall_s() -> float:
+    """Seconds since 1970, as every simulated node has them."""
+    return NOW_S + trio.current_time()
+
+
+@dataclass
+class Telling:
+    """What a node tells members and is told by them."""
+
+    statements: Statements
+    tables: Tables
+    meetings: Meetings
+
+    @classmethod
+    def of(
+        cls,
+        exchange: ExchangeNode,
+        lane: InlineLane,
+        random: Callable[[int], bytes],
+        pages: PageLimits | None,
+        meet: MeetLimits | None,
+    ) -> "Telling":
+        """For a node that does not run yet."""
+        statements = Statements(exchange.identity, RamKeep(), lane, now=wall_s, random=random)
+        statements.attach(exchange)
+        scores = exchange.fetcher.scores
+        tables = Tables(exchange.network, exchange.identity, statements, scores, now=wall_s, random=random, pages=pages)
+        tables.attach(exchange)
+        return cls(statements, tables, Meetings(exchange.network, tables.members, exchange.open_session, meet))
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Once the node runs."""
+        await self.statements.load()
+        for run in (self.statements.run, self.tables.run, self.meetings.run):
+            await nursery.start(run)
+
+
 @dataclass
 class Node:
     """One node and everything in it."""
@@ -107,6 +148,13 @@ class Node:
     speeds: FixedSpeeds
     completer: Completer
     used: list[Finished]
+    told: "Telling | None" = None
+
+    @property
+    def tables(self) -> Tables:
+        """What this node tells members, and what they tell it."""
+        assert self.told is not None
+        return self.told.tables
 
     async def add(self, tokens: Sequence[int], *, context: bytes = b"", codec: Codec = Codec.RAW) -> Added:
         """Add a token prefix and offer it."""
@@ -226,8 +274,11 @@ async def start_node(
     costs: ToyCosts | None = None,
     alone: bool = False,
     write_budget: WriteBudget | None = None,
+    tables: bool = False,
+    pages: PageLimits | None = None,
+    meet: MeetLimits | None = None,
 ) -> Node:
-    """A running node; it ends with the nursery."""
+    """A running node; it ends with the nursery. With ``tables`` it tells members what it holds, and listens to them."""
     network = world.network(name, bootstrap=bootstrap, rebootstrap_interval_s=rebootstrap_interval_s)
     store: Store = DiskStore.open(directory / name, quota_bytes=1 << 34, min_free_bytes=0, files=files)
     offered: Store = LyingStore(store, lie) if lie is not None else store  # type: ignore[assignment]
@@ -241,7 +292,10 @@ async def start_node(
     lane = InlineLane()
     exchange = ExchangeNode(network, offered, lane, who, random=random, options=replace(options))
     engine = await nursery.start(_hold_engine, directory, costs)
+    told = Telling.of(exchange, lane, random, pages, meet) if tables else None
     await nursery.start(exchange.run)
+    if told is not None:
+        await told.start(nursery)
     hooks = KeeperHooks(published=exchange.published, removed=exchange.removed)
     if write_budget is not None:
         exchange.finder.wrote = lambda n_bytes: write_budget.spend(n_bytes, Writing.FETCHED, NOW_S)
@@ -254,7 +308,7 @@ async def start_node(
     completer = Completer(
         store, lane, who, fetch_prefix, speeds=speeds, keeper=keeper, lossy=options.lossy, used=used.append
     )
-    return Node(name, network, store, lane, who, exchange, engine, keeper, speeds, completer, used)
+    return Node(name, network, store, lane, who, exchange, engine, keeper, speeds, completer, used, told)
 
 
 async def _hold_engine(

@@ -1,5 +1,8 @@
 """Lookup: what is asked, which answers are worth a fetch, and which claims a manifest does not bear out."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +11,22 @@ import pytest
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import PrefixKey, blake3_hash
 from kvnet.format.prefix import block_keys
-from kvnet.protocol.lookup import Candidate, LookupMachine, LookupQuery, build_query, check_manifest, rank
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.lookup import (
+    MAX_ASKED,
+    MAX_DHT_QUERIES,
+    Candidate,
+    LookupMachine,
+    LookupQuery,
+    PeerClaim,
+    Repute,
+    build_query,
+    check_manifest,
+    covered_tokens,
+    dht_depths,
+    rank,
+    whom_to_ask,
+)
 from kvnet.protocol.messages import LookupReply, Match
 from kvnet.trust.envelope import open_manifest
 from tests.unit.protocol.swarm import peer
@@ -175,16 +193,11 @@ def test_artifact_of_the_claimed_length_with_other_tokens_is_refused_by_its_last
 # --- asking several peers -------------------------------------------------------------------------------------
 
 
-def machine() -> LookupMachine:
-    return LookupMachine(QUERY, {peer("one"): 3, peer("two"): 0}, deadline=5.0)
-
-
-def test_every_peer_is_asked_in_its_own_slot() -> None:
-    requests = machine().requests()
-    assert [(who, request.slot, request.keys) for who, request in requests] == [
-        (peer("one"), 3, QUERY.keys),
-        (peer("two"), 0, QUERY.keys),
-    ]
+def machine(*, most: tuple[float, float] = (math.inf, math.inf)) -> LookupMachine:
+    lookup = LookupMachine(QUERY, deadline=5.0)
+    lookup.expect(peer("one"), most[0])
+    lookup.expect(peer("two"), most[1])
+    return lookup
 
 
 def test_lookup_ends_when_all_have_answered_or_failed() -> None:
@@ -192,9 +205,20 @@ def test_lookup_ends_when_all_have_answered_or_failed() -> None:
     assert not lookup.finished(0.0)
     lookup.answered(peer("one"), reply(match()))
     assert not lookup.finished(0.0)
+    assert lookup.waiting() == [peer("two")]
     lookup.failed(peer("two"))
     assert lookup.finished(0.0)
     assert [candidate.providers for candidate in lookup.candidates()] == [(peer("one"),)]
+    assert list(lookup.answered_by()) == [peer("one")]
+
+
+def test_lookup_ends_when_nobody_left_can_have_more() -> None:
+    lookup = machine(most=(1000, 768))
+    lookup.answered(peer("one"), reply(match(1)))
+    assert lookup.finished(0.0)
+    lookup = machine(most=(768, 1000))
+    lookup.answered(peer("one"), reply(match(1)))
+    assert not lookup.finished(0.0)
 
 
 def test_lookup_ends_at_its_deadline_with_what_it_has() -> None:
@@ -212,3 +236,104 @@ def test_answers_nobody_waits_for_do_not_count() -> None:
     lookup.failed(peer("one"))
     lookup.answered(peer("one"), reply(match()))
     assert lookup.candidates() == []
+
+
+def test_records_of_others_are_handed_on_with_who_sent_them() -> None:
+    lookup = machine()
+    lookup.answered(peer("two"), msgspec.structs.replace(reply(match()), records=(b"record",)))
+    assert lookup.records() == [(peer("two"), b"record")]
+
+
+# --- whom to ask ----------------------------------------------------------------------------------------------
+
+
+def claim(name: str, least: int, most: int | None = None, *matches: Match) -> PeerClaim:
+    return PeerClaim(peer(name), b"s" * 32, (), least, most or least, matches, b"k" * 32)
+
+
+def repute(**known: Repute) -> Callable[[PeerId], Repute]:
+    return lambda who: {peer(name): each for name, each in known.items()}.get(who, GOOD)
+
+
+GOOD = Repute(connected=True, liar=False, worth=1.0, rtt_s=0.001)
+AWAY = replace(GOOD, connected=False)
+
+
+def names(claims: list[PeerClaim]) -> list[PeerId]:
+    return [each.peer for each in claims]
+
+
+def test_nobody_is_asked_when_no_table_says_anything() -> None:
+    assert whom_to_ask([], repute()) == []
+
+
+def test_the_deepest_is_asked_alone_when_nobody_can_have_more() -> None:
+    claims = [claim("b", 256), claim("a", 1000), claim("c", 512, 768)]
+    assert names(whom_to_ask(claims, repute())) == [peer("a")]
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [replace(GOOD, liar=True), AWAY, replace(GOOD, worth=0.5), replace(GOOD, rtt_s=0.002)],
+    ids=["liar", "away", "less worth", "farther"],
+)
+def test_of_equals_the_honest_connected_worthiest_and_nearest_is_asked(worse: Repute) -> None:
+    claims = [claim("x", 1000), claim("y", 1000)]
+    assert names(whom_to_ask(claims, repute(x=worse))) == [peer("y")]
+    assert names(whom_to_ask(claims, repute(y=worse))) == [peer("x")]
+
+
+def test_a_liar_comes_last_however_deep_it_says_it_is() -> None:
+    claims = [claim("liar", 1000), claim("honest", 256)]
+    known = repute(liar=replace(GOOD, liar=True))
+    assert names(whom_to_ask(claims, known))[0] == peer("honest")
+    assert names(whom_to_ask(claims[:1], known)) == [peer("liar")]
+
+
+def test_whoever_could_have_more_than_the_best_is_sure_to_is_asked_too() -> None:
+    claims = [claim("a", 768, 1000), claim("b", 512, 900), claim("c", 512, 768)]
+    assert names(whom_to_ask(claims, repute())) == [peer("a"), peer("b")]
+
+
+def test_no_more_are_asked_at_once_than_the_limit() -> None:
+    claims = [claim(f"{n}", 512, 1000) for n in range(20)]
+    assert len(whom_to_ask(claims, repute())) == MAX_ASKED
+
+
+def test_who_is_not_connected_may_be_gone_so_its_equals_and_a_connected_one_are_asked_too() -> None:
+    claims = [claim("a", 1000), claim("b", 1000), claim("c", 512), claim("d", 512)]
+    asked = names(whom_to_ask(claims, repute(a=AWAY, b=AWAY)))
+    assert asked[:2] in ([peer("a"), peer("c")], [peer("a"), peer("d")], [peer("b"), peer("c")], [peer("b"), peer("d")])
+    assert set(asked[2:]) == {peer("a"), peer("b")} - {asked[0]}
+    assert names(whom_to_ask(claims[:1], repute(a=AWAY))) == [peer("a")]
+
+
+def test_what_connected_tables_say_counts_until_their_peers_say_otherwise() -> None:
+    lookup = machine()
+    lookup.suppose(claim("one", 768, None, match(1, "a")))
+    lookup.suppose(claim("three", 768, None, match(1, "a"), match(1, "b")))
+    assert [each.providers for each in lookup.candidates()] == [(peer("one"), peer("three")), (peer("three"),)]
+    assert not lookup.finished(0.0)
+    lookup.answered(peer("one"), reply(match(0, "a")))
+    [best, *_] = lookup.candidates()
+    assert (best.providers, best.holders, best.peers) == (
+        (peer("one"),),
+        (peer("three"),),
+        (peer("one"), peer("three")),
+    )
+    lookup.failed(peer("three"))
+    assert [each.peers for each in lookup.candidates()] == [(peer("one"),)]
+
+
+def test_what_a_reply_covers_is_its_deepest_match() -> None:
+    assert covered_tokens(QUERY, reply(match(1), match(2, "b"))) == 768
+    assert covered_tokens(QUERY, reply()) == 0
+
+
+def test_the_dht_is_asked_for_checkpoints_the_deepest_first_and_at_most_fourteen() -> None:
+    assert dht_depths(QUERY) == [(4, QUERY.keys[0]), (3, QUERY.keys[1]), (2, QUERY.keys[2]), (1, QUERY.keys[3])]
+    keys = [PrefixKey(number.to_bytes(32, "big")) for number in range(16001)]
+    long = build_query(MINE, keys, 16001 * 256 - 1)
+    depths = [depth for depth, _ in dht_depths(long)]
+    assert len(depths) == MAX_DHT_QUERIES
+    assert depths[:3] == [16001, 16000, 8192]

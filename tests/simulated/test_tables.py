@@ -1,0 +1,216 @@
+"""Tables of who holds what, told among members: whole nodes that look up, lie, come, go and move."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+from kvnet.exchange.meeting import MeetLimits
+from kvnet.network.memory import World
+from kvnet.protocol.provider_pages import PageLimits
+from kvnet.trust.statements import HeldEntry
+from tests.simulated.nodes import MINE, identity, start_node
+from tests.simulated.telling import PROMPT, TOKENS, look_up, member, query_of, record_of
+
+
+async def test_what_is_added_is_told_at_once_and_found_with_one_query_to_its_holder(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name) for name in "abc"]
+    await c.meet(a, b)
+    await trio.sleep(2)
+    await a.add(TOKENS)
+    await trio.sleep(0.2)
+    found = await look_up(c, PROMPT)
+    assert (found.rounds, found.asked, found.dht_queries) == (1, [a.network.peer_id], 0)
+    assert [candidate.providers for candidate in found.candidates] == [(a.network.peer_id,)]
+    warm = await c.generate(PROMPT)
+    assert warm.reused_tokens == len(TOKENS)
+
+
+async def test_an_artifact_that_goes_is_told_of_no_more(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, c = [await member(world, nursery, tmp_path, name) for name in "ac"]
+    await c.meet(a)
+    added = await a.add(TOKENS)
+    await trio.sleep(1)
+    assert (await look_up(c, PROMPT)).candidates
+    a.store.remove(added.record.hash)
+    a.exchange.removed(added.record.hash)
+    await trio.sleep(1)
+    found = await look_up(c, PROMPT, dht=False)
+    assert (found.candidates, found.rounds) == ([], 0)
+    await trio.sleep(5)
+    assert not c.exchange.fetcher.scores.liar(a.network.peer_id, trio.current_time())
+    assert c.exchange.fetcher.scores.standing(a.network.peer_id, trio.current_time()) == 1.0
+
+
+async def test_a_member_known_from_another_member_is_dialled_and_found(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name) for name in "abc"]
+    await a.add(TOKENS)
+    await a.meet(b)
+    await trio.sleep(1)
+    await c.meet(b)
+    await trio.sleep(5)
+    assert a.network.peer_id in [session.peer for session in c.exchange.sessions()]
+    assert b.network.peer_id in [session.peer for session in c.exchange.sessions()]
+    assert (await c.generate(PROMPT)).reused_tokens == len(TOKENS)
+
+
+async def test_who_is_not_connected_is_found_through_a_record_in_a_reply(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name, meet=MeetLimits(wanted=0)) for name in "abc"]
+    await a.meet(b)
+    await c.meet(b)
+    await trio.sleep(2)
+    # Only B hears of this; what C was told when it came does not have it.
+    await a.add(TOKENS)
+    await trio.sleep(1)
+    assert [session.peer for session in c.exchange.sessions()] == [b.network.peer_id]
+    assert c.tables.claims(query_of(c, PROMPT), 0) == []
+    found = await look_up(c, PROMPT, dht=False)
+    assert found.rounds == 2
+    assert [candidate.providers for candidate in found.candidates] == [(a.network.peer_id,)]
+    assert (await c.generate(PROMPT)).reused_tokens == len(TOKENS)
+
+
+async def test_the_longest_prefix_is_found_though_tables_name_only_checkpoints(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name) for name in "abc"]
+    long = [3 + (i * 7919) % 251 for i in range(20 * 256)]
+    # Both have the checkpoints of 8 blocks; one shares 9 blocks of the prompt, the other 13.
+    await a.add([*long[: 9 * 256], *[200] * (8 * 256)])
+    await b.add([*long[: 13 * 256], *[201] * (4 * 256)])
+    await c.meet(a, b)
+    await trio.sleep(2)
+    found = await look_up(c, long)
+    assert found.candidates[0].reusable_tokens == 13 * 256
+    assert found.candidates[0].providers == (b.network.peer_id,)
+    assert (found.rounds, len(found.asked)) == (1, 2)
+
+
+async def test_a_peer_that_tells_no_tables_is_asked_as_before(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    old = await start_node(world, nursery, tmp_path, "a")
+    c = await member(world, nursery, tmp_path, "c")
+    await c.meet(old)
+    await old.add(TOKENS)
+    await trio.sleep(1)
+    found = await look_up(c, PROMPT)
+    assert (found.rounds, len(found.asked)) == (1, 1)
+    assert (await c.generate(PROMPT)).reused_tokens == len(TOKENS)
+
+
+async def test_a_table_signed_by_a_stranger_counts_for_nothing_and_its_peer_is_asked(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    stranger = await start_node(world, nursery, tmp_path, "x", who=identity("x", trusts=["a"]), tables=True)
+    a, c = [await member(world, nursery, tmp_path, name) for name in "ac"]
+    added = await a.add(TOKENS)
+    await stranger.meet(a)
+    await stranger.fetch(added.record.hash)
+    world.kill(a.network)
+    await c.meet(stranger)
+    await trio.sleep(2)
+    assert stranger.network.peer_id not in c.tables.members()
+    assert c.tables.counters["records_of_strangers"] > 0
+    assert (await c.generate(PROMPT)).reused_tokens == len(TOKENS)
+
+
+async def test_records_of_a_revoked_signer_are_dropped_and_its_artifacts_no_longer_told(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name) for name in "abc"]
+    added = await a.add(TOKENS)
+    await b.meet(a)
+    await b.fetch(added.record.hash)
+    await c.meet(a, b)
+    await trio.sleep(2)
+    assert {claim.peer for claim in c.tables.claims(query_of(c, PROMPT), 0)} == {
+        a.network.peer_id,
+        b.network.peer_id,
+    }
+    for node in (b, c):
+        revoked = replace(node.identity.trust, revoked=frozenset({a.identity.key.public}))
+        object.__setattr__(node.identity, "trust", revoked)
+    assert {claim.peer for claim in c.tables.claims(query_of(c, PROMPT), 0)} == {b.network.peer_id}
+    await trio.sleep(10)
+    assert c.tables.claims(query_of(c, PROMPT), 0) == []
+    assert set(c.tables.members()) == {b.network.peer_id}
+    assert (await c.generate(PROMPT)).reused_tokens == 0
+
+
+async def test_what_a_node_told_before_its_restart_is_taken_back(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    b, c = [await member(world, nursery, tmp_path, name) for name in "bc"]
+    a = await member(world, nursery, tmp_path, "a")
+    added = await a.add(TOKENS)
+    held = HeldEntry(
+        artifact=bytes(MINE.keyed_artifact(added.record.hash)),
+        n_tokens=1500,
+        codec="raw",
+        size_bytes=1,
+        keys=(bytes(query_of(c, PROMPT).keys[-1]),),
+    )
+    # Signed when its clock was ahead.
+    former = record_of(a.network.peer_id, [a.network.address], [held], signer="a", page=7, ahead_s=60.0)
+    for node in (b, c):
+        assert node.told is not None
+        node.told.statements.take([former], MINE)
+    await trio.sleep(1)
+    a.store.remove(added.record.hash)
+    a.exchange.removed(added.record.hash)
+    assert c.tables.claims(query_of(c, PROMPT), 0)
+    await c.meet(b)
+    await a.meet(b)
+    await trio.sleep(5)
+    for node in (b, c):
+        assert node.tables.claims(query_of(c, PROMPT), 0) == []
+    assert not c.exchange.fetcher.scores.liar(a.network.peer_id, trio.current_time())
+
+
+async def test_a_partition_leaves_records_until_they_expire_and_heals_by_itself(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    pages = PageLimits(renew_s=60.0)
+    a, b = [await member(world, nursery, tmp_path, name, pages=pages) for name in "ab"]
+    await a.add(TOKENS)
+    await b.meet(a)
+    await trio.sleep(2)
+    world.partition([a.network], [b.network])
+    await trio.sleep(300)
+    assert b.exchange.sessions() == []
+    assert b.tables.claims(query_of(b, PROMPT), 0)
+    began = trio.current_time()
+    assert (await b.generate(PROMPT)).reused_tokens == 0
+    assert trio.current_time() - began < 4
+    await trio.sleep(pages.life_s)
+    assert b.tables.claims(query_of(b, PROMPT), 0) == []
+    world.heal()
+    await b.meet(a)
+    await trio.sleep(5)
+    assert (await b.generate(PROMPT)).reused_tokens == len(TOKENS)
+
+
+async def test_renewals_keep_a_member_known_for_as_long_as_it_is_there(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await member(world, nursery, tmp_path, name) for name in "ab"]
+    await a.add(TOKENS)
+    await b.meet(a)
+    signed = 0
+    for _ in range(2):
+        await trio.sleep(1800)
+        assert b.tables.claims(query_of(b, PROMPT), 0)
+        assert a.tables.counters["pages_signed"] > signed
+        signed = a.tables.counters["pages_signed"]
+    # One page of its own, told every 11 to 15 minutes.
+    assert signed < 8
