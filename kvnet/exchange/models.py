@@ -35,6 +35,7 @@ from kvnet.protocol.messages import (
     Request,
     Sample,
 )
+from kvnet.trust.namespace import PUBLIC
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class ModelExchange:
         models: this node's models at the moment; the first ones are told.
         lane: where samples are compared: some 20 ms each.
         measured: where findings are kept.
+        meet: compare with every member that comes, and not only when asked to.
         wall_s: seconds since 1970, which findings are dated by.
     """
 
@@ -120,6 +122,7 @@ class ModelExchange:
         *,
         lane: Lane,
         measured: Measurements,
+        meet: bool = True,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._node = node
@@ -132,7 +135,8 @@ class ModelExchange:
         node.offer_capability(Capability.MODELS)
         node.answer_with(GetModels, self._answer_models)
         node.answer_with(GetSample, self._answer_sample)
-        node.greet_with(self._greet)
+        if meet:
+            node.greet_with(self._greet)
 
     def of(self, peer: PeerId) -> list[PeerModel]:
         """The models of a connected peer, as far as they are known."""
@@ -148,7 +152,7 @@ class ModelExchange:
 
     def _answer_models(self, session: PeerSession, request: Request) -> Reply:
         assert isinstance(request, GetModels)  # noqa: S101 - answerers are called by kind
-        if request.slot not in session.opened.namespaces:
+        if not _shown(session, request.slot):
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
         known = self._of(session.peer)
         if trio.current_time() - known.asked_s >= HINT_S:
@@ -160,7 +164,7 @@ class ModelExchange:
         assert isinstance(request, GetSample)  # noqa: S101 - answerers are called by kind
         samples = (own.sample for own in self._models() if own.here.fingerprint.hash == request.fingerprint)
         sample = next(samples, b"")
-        if request.slot not in session.opened.namespaces or not sample:
+        if not _shown(session, request.slot) or not sample:
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
         known, now_s = self._of(session.peer), trio.current_time()
         if now_s - known.given_since_s >= REFRESH_S:
@@ -198,7 +202,7 @@ class ModelExchange:
     @staticmethod
     def can_ask(session: PeerSession) -> bool:
         """Whether a peer tells of its models."""
-        return bool(session.slots) and Capability.MODELS in session.opened.capabilities
+        return bool(_slots(session)) and Capability.MODELS in session.opened.capabilities
 
     async def refresh(self, session: PeerSession) -> list[PeerModel]:
         """Ask a member for its models, and compare them with those here.
@@ -209,7 +213,7 @@ class ModelExchange:
         """
         known = self._of(session.peer)
         known.asked_s = trio.current_time()
-        slot = next(iter(session.slots.values()))
+        slot = next(iter(_slots(session)))
         reply = await session.ask(GetModels(request_id=0, slot=slot))
         expect(reply, Models)
         assert isinstance(reply, Models)  # noqa: S101 - for the type checker
@@ -257,6 +261,16 @@ class ModelExchange:
                 )
             )
         return match
+
+
+def _slots(session: PeerSession) -> list[int]:
+    """Slots of namespaces with members; who only shares what is public is told nothing."""
+    return [slot for slot in session.opened.namespaces if _shown(session, slot)]
+
+
+def _shown(session: PeerSession, slot: int) -> bool:
+    namespace = session.opened.namespaces.get(slot)
+    return namespace is not None and namespace.id != PUBLIC.id
 
 
 def _entry(own: OwnModel) -> ModelEntry:

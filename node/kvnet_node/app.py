@@ -34,7 +34,10 @@ Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 10 malformed bytes,
 _HEADINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Contexts and answers", ("add", "ask", "generate", "fetch", "list", "show", "rm")),
     ("The node and its clients", ("node", "status", "connect", "explain", "peers")),
-    ("Pairing and trust", ("namespace", "key", "export", "import")),
+    (
+        "Sharing and trust",
+        ("invite", "join", "leave", "swarm", "share", "publish", "namespace", "key", "export", "import"),
+    ),
     ("Prompts and what they cost", ("prompt", "audit", "savings", "size", "bench")),
     ("The store", ("pin", "unpin", "gc", "verify", "store")),
     ("This machine", ("demo", "doctor", "selftest", "model", "config")),
@@ -54,6 +57,11 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ("gc", "artifacts:collect_garbage", "Remove what is not pinned until the quota is kept."),
     ("export", "containers:export", "Write an artifact to a .kva file."),
     ("import", "containers:import_container", "Take in an artifact from a .kva file."),
+    ("invite", "swarms:invite", "Print an invitation for another machine of yours, or a colleague's."),
+    ("join", "swarms:join", "Join with an invitation."),
+    ("leave", "swarms:leave", "Leave a swarm."),
+    ("share", "sharing:share", "Let a swarm find and read an artifact."),
+    ("publish", "sharing:publish", "Let everybody find and read an artifact; asks first."),
     ("status", "node:status", "Show how this node is."),
     ("peers", "node:peers", "List connected peers."),
     ("connect", "connect:connect", "Print how to point another program at this node."),
@@ -74,6 +82,8 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("start", "node:start", "Run the node in the foreground."),
             ("stop", "node:stop", "Stop the running node and wait until it is gone."),
             ("status", "node:status", "Show how this node is."),
+            ("pause", "guest:pause", "Serve nothing to peers for now; own requests go on."),
+            ("resume", "guest:resume", "Serve peers again."),
         ),
     ),
     (
@@ -90,6 +100,7 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("list", "models:list_models", "List MLX models and whether their state can be shared."),
             ("import", "models:import_model", "Make an MLX model folder from a GGUF file."),
+            ("match", "matching:match", "Show which models your machines have in common, and what differs."),
         ),
     ),
     (
@@ -101,6 +112,15 @@ _GROUPS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("list", "keys:list_keys", "List own and trusted keys."),
             ("trust", "keys:trust", "Use artifacts signed by this publisher."),
             ("untrust", "keys:untrust", "Stop using artifacts signed by this publisher."),
+        ),
+    ),
+    (
+        "swarm",
+        "Who shares what with this machine.",
+        (
+            ("list", "swarms:list_swarms", "List mine and the swarms this machine is in."),
+            ("members", "swarms:members", "List the members of a swarm."),
+            ("remove", "swarms:remove", "Remove a member from a swarm, or a machine from yours."),
         ),
     ),
     (

@@ -178,7 +178,16 @@ SETTINGS: tuple[Setting, ...] = (
         "when state stored with a lossy codec (q8) is used: it can change words of an answer",
     ),
     Setting("announce.interval_s", _seconds, "seconds after which artifacts are announced again"),
+    Setting("public.enabled", _switch, "whether this node takes part in what was published for everybody: on or off"),
     Setting("lan.discovery", _switch, "whether neighbours on the local network are looked for by mDNS: on or off"),
+    Setting(
+        "guest.on_battery", _one_of("auto", "serve"), "auto: serve nothing on battery; serve: on battery as on mains"
+    ),
+    Setting(
+        "guest.metered",
+        _one_of("auto", "yes", "no"),
+        "whether the link is metered, on which nothing is served; auto asks NetworkManager, and nobody on macOS",
+    ),
     Setting("api.enabled", _switch, "whether the running node answers HTTP clients: on or off"),
     Setting("api.listen", _texts, "addresses of the HTTP endpoint, HOST:PORT each; port 0 is any free one"),
     Setting("api.token", _text, "what clients must send as `Authorization: Bearer`; needed beyond this machine"),
@@ -227,7 +236,10 @@ class Config:
         numerics: "compatible" or "exact".
         lossy: "never", "slow_links" or "always".
         announce_interval_s: seconds between two announcements of the same artifact.
+        public_enabled: whether this node is in the public namespace.
         lan_discovery: whether neighbours on the local network are looked for.
+        guest_on_battery: "auto" or "serve".
+        guest_metered: "auto", "yes" or "no".
         api_enabled: whether the running node answers HTTP clients.
         api_listen: HOST:PORT texts.
         api_listen_asked: whether they were asked for.
@@ -265,7 +277,10 @@ class Config:
     numerics: str
     lossy: str
     announce_interval_s: float
+    public_enabled: bool
     lan_discovery: bool
+    guest_on_battery: str
+    guest_metered: str
     api_enabled: bool
     api_listen: tuple[str, ...]
     api_listen_asked: bool
@@ -304,7 +319,10 @@ class Config:
             "reuse.numerics": self.numerics,
             "reuse.lossy": self.lossy,
             "announce.interval_s": self.announce_interval_s,
+            "public.enabled": self.public_enabled,
             "lan.discovery": self.lan_discovery,
+            "guest.on_battery": self.guest_on_battery,
+            "guest.metered": self.guest_metered,
             "api.enabled": self.api_enabled,
             "api.listen": list(self.api_listen),
             "api.token": "(set)" if self.api_token else "",
@@ -425,7 +443,10 @@ def load_config(
         "reuse.numerics": "compatible",
         "reuse.lossy": "never",
         "announce.interval_s": 900.0,
+        "public.enabled": False,
         "lan.discovery": True,
+        "guest.on_battery": "auto",
+        "guest.metered": "auto",
         "api.enabled": True,
         "api.listen": DEFAULT_API_LISTEN,
         "api.token": "",
@@ -471,7 +492,10 @@ def load_config(
         numerics=values["reuse.numerics"],
         lossy=values["reuse.lossy"],
         announce_interval_s=values["announce.interval_s"],
+        public_enabled=values["public.enabled"],
         lan_discovery=values["lan.discovery"],
+        guest_on_battery=values["guest.on_battery"],
+        guest_metered=values["guest.metered"],
         api_enabled=values["api.enabled"],
         api_listen=values["api.listen"],
         api_listen_asked=origins["api.listen"] != "default",

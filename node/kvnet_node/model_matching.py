@@ -48,10 +48,18 @@ class ModelMatching:
         numerics: findings, which reuse goes by.
         node: among its peers; not running yet.
         lane: for files and comparisons; nobody waits behind it.
+        meet: compare with every member that comes, and not only when asked to.
     """
 
     def __init__(
-        self, paths: DataPaths, engines: EngineShelf, numerics: Measurements, node: ExchangeNode, lane: Lane
+        self,
+        paths: DataPaths,
+        engines: EngineShelf,
+        numerics: Measurements,
+        node: ExchangeNode,
+        lane: Lane,
+        *,
+        meet: bool = True,
     ) -> None:
         self._paths = paths
         self._engines = engines
@@ -60,7 +68,7 @@ class ModelMatching:
         self._failed_s: dict[str, float] = {}
         self._unsaved = trio.Event()
         self.book = SampleBook(paths.samples_dir)
-        self.exchange = ModelExchange(node, self.book.models, lane=lane, measured=numerics)
+        self.exchange = ModelExchange(node, self.book.models, lane=lane, measured=numerics, meet=meet)
         self._node = node
 
     async def load(self) -> None:

@@ -71,6 +71,8 @@ async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> Non
                 nursery.start_soon(services.surroundings.tell, output.message)
             await services.stop_requested.wait()
             _log.info("stopping")
+            if services.guest is not None:
+                await services.guest.leave()
             await _drain(settings, services)
             nursery.cancel_scope.cancel()
 

@@ -6,7 +6,7 @@ A running node opens all of it and keeps it; a verb without a running node opens
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -47,17 +47,24 @@ from kvnet_node.api.aliases import parse_alias
 from kvnet_node.api.front import Front, FrontOptions
 from kvnet_node.api.requests_log import RequestLog
 from kvnet_node.engines import EngineShelf
+from kvnet_node.guest.guest import Guest, this_machine
+from kvnet_node.guest.pausing import Pause
 from kvnet_node.identity import NodeIdentity
+from kvnet_node.membership import Memberships
+from kvnet_node.model_matching import ModelMatching
 from kvnet_node.neighbours import Surroundings
 from kvnet_node.paths import write_private
 from kvnet_node.prompts.normalise import Rules
 from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
+from kvnet_node.removals import Removals
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
 from kvnet_node.statement_store import StatementStore
 from kvnet_node.writes import Writes
 
 if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
+
     from kvnet_node.invocation import Settings
     from kvnet_node.operations.requests import PeerEntry
 
@@ -95,8 +102,13 @@ class Services:
         fetches: fetches by name under way, so that commands for the same artifact share one.
         statement_store: the file of the statements.
         statements: what publishers have said of keys, artifacts and members.
+        memberships: inviting, joining, and who is in which namespace.
+        removals: follows what the owner's other machines remove.
         node: this node among its peers; None when this run needs no network.
         surroundings: neighbours and members met before; only in a running node.
+        matching: compares models with those of peers; None without a network.
+        pause: whether the owner paused the node.
+        guest: what the node does for others; only in a running node.
         request_log: the last requests of HTTP clients, in RAM.
         keeper: stores what is worth keeping of conversations; only in a running node.
         front: runs the requests of HTTP clients; only in a running node.
@@ -124,9 +136,18 @@ class Services:
         self.statements = Statements(
             identity, self.statement_store, ThreadLane(), now=time.time, random=secrets.token_bytes
         )
-        identity.hear(self.statements)
+        self.memberships = Memberships(
+            identity, self.statements, self.lane, changed=self.namespaces_changed, random=secrets.token_bytes
+        )
+        self.removals = Removals(
+            identity, self.statements, store, self.names, self.lane, removed=self._removed_elsewhere
+        )
         self.node: ExchangeNode | None = None
         self.surroundings: Surroundings | None = None
+        self.matching: ModelMatching | None = None
+        self.pause = Pause(settings.paths.pause_file)
+        self.pause.load()
+        self.guest: Guest | None = None
         self.request_log = RequestLog()
         self.keeper: Keeper | None = None
         self.front: Front | None = None
@@ -196,6 +217,10 @@ class Services:
         where = f"port {endpoint.port}" if endpoint.port else "dialling only"
         return f"{where}, NOT ENCRYPTED with peers that allow it" if endpoint.cipher == CIPHER_NONE else where
 
+    def _removed_elsewhere(self, artifact: ArtifactHash) -> None:
+        if self.node is not None:
+            self.node.removed(artifact)
+
     async def namespaces_changed(self) -> None:
         """Called after namespaces changed: prefixes are indexed by them, and peers are shown what this node is in."""
         await self.lane.run(self.store.index_prefixes, self.identity.keys_of)
@@ -215,6 +240,12 @@ class Services:
         """Reads the store through; what went bad comes from peers, where there is a network."""
         return Scrubber(self.store, self.lane, self.node.repair if self.node is not None else None)
 
+    async def _repair_unasked(self, artifact: ArtifactHash, indices: Sequence[int]) -> bool:
+        """Fetch chunks that went bad, unless nothing is to be fetched that nobody has asked for."""
+        if self.node is None or (self.guest is not None and not self.guest.conduct.replicate):
+            return False
+        return await self.node.repair(artifact, indices)
+
     async def scrub_now_and_then(self) -> None:
         """Read the store through whenever that is due, also across restarts; until cancelled."""
         pace = ScrubPace(self.config.scrub_interval_s, float(self.config.scrub_bytes_s))
@@ -228,7 +259,8 @@ class Services:
             write_private(self.paths.scrub_file, msgspec.json.encode(time.time()))
             _log.info("store scrubbed", chunks=found.chunks, bad=found.bad, repaired=len(found.repaired))
 
-        await self.scrubber().run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
+        scrubber = Scrubber(self.store, self.lane, self._repair_unasked)
+        await scrubber.run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
 
     async def watch_store(self) -> None:
         """Use the store again when its drive is back, and announce only what is there; until cancelled."""
@@ -283,7 +315,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
         network: also open a network.
         serving: as a running node does it: on the configured addresses, announcing what it has.
     """
-    identity = NodeIdentity(settings.paths, settings.config.trust_policy)
+    identity = NodeIdentity(settings.paths, settings.config.trust_policy, public=settings.config.public_enabled)
     identity.load()
     async with _opened_store(settings, identity) as (store, store_dir), trio.open_nursery() as nursery:
         services = Services(settings, store, identity, store_dir)
@@ -300,7 +332,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 serve=ServeLimits(total_bytes_per_s=float(settings.config.upload_bytes_s)),
                 download_bytes_s=float(settings.config.download_bytes_s),
             )
-            opened = await _open_network(settings, serving=serving)
+            opened = await _open_network(settings, identity, serving=serving)
             services.node = ExchangeNode(
                 opened,
                 store,
@@ -312,8 +344,10 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 announced=None if settings.config.ram_only else AnnounceStore(settings.paths.announced_file),
             )
             services.statements.attach(services.node)
+            services.memberships.attach(services.node)
             if not settings.config.ram_only:
                 services.node.finder.wrote = services.writes.fetched
+            await nursery.start(_open_company, services, services.node, serving)
             await nursery.start(services.node.run)
             if serving:
                 _remember_port(settings, services)
@@ -324,6 +358,8 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 nursery.start_soon(services.scrub_now_and_then)
                 nursery.start_soon(services.tidy_now_and_then)
                 nursery.start_soon(services.watch_store)
+        await nursery.start(services.memberships.run)
+        await nursery.start(services.removals.run)
         try:
             yield services
         finally:
@@ -354,6 +390,25 @@ async def _opened_store(settings: "Settings", identity: NodeIdentity) -> AsyncIt
         free_bytes = shutil.disk_usage(directory).free
         quota_bytes = ram_quota_bytes(config.quota_bytes, ram_bytes=machine_ram_bytes(), free_bytes=free_bytes)
         yield await trio.to_thread.run_sync(open_in, directory / "store", quota_bytes, 0), directory
+
+
+async def _open_company(
+    services: Services, node: ExchangeNode, serving: bool, *, task_status: "TaskStatus[None]"
+) -> None:
+    """What members tell each other of models and of themselves; before the node is among them."""
+    config = services.config
+    lane = ThreadLane()
+    numerics = services.identity.numerics
+    services.matching = ModelMatching(services.paths, services.engines, numerics, node, lane, meet=serving)
+    await services.matching.load()
+    async with trio.open_nursery() as nursery:
+        if serving:
+            machine = this_machine(node, config.guest_metered)
+            services.guest = Guest(node, services.pause, lane, machine, battery=config.guest_on_battery)
+            await nursery.start(services.guest.run)
+            await nursery.start(services.matching.run)
+        task_status.started()
+        await trio.sleep_forever()
 
 
 def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
@@ -406,17 +461,19 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
     return keeper, front
 
 
-async def _open_network(settings: "Settings", *, serving: bool) -> Network:
+async def _open_network(settings: "Settings", identity: NodeIdentity, *, serving: bool) -> Network:
     from kvnet.network.libp2p.host import LibP2PNetwork
     from kvnet.network.libp2p.identity import load_or_create_seed
 
     config = settings.config
     seed = await load_or_create_seed(settings.paths.peer_key_file)
+    # Where members were when this node joined them: enough to find the others again.
+    bootstrap = tuple(dict.fromkeys((*config.bootstrap, *identity.swarms.addresses())))
     if not serving:
-        return LibP2PNetwork(seed, listen=SHORT_LIVED_LISTEN, bootstrap=config.bootstrap)
+        return LibP2PNetwork(seed, listen=SHORT_LIVED_LISTEN, bootstrap=bootstrap)
     if config.listen_asked:
-        return LibP2PNetwork(seed, listen=config.listen, bootstrap=config.bootstrap)
-    return LibP2PNetwork(seed, default_port=_remembered_port(settings), bootstrap=config.bootstrap)
+        return LibP2PNetwork(seed, listen=config.listen, bootstrap=bootstrap)
+    return LibP2PNetwork(seed, default_port=_remembered_port(settings), bootstrap=bootstrap)
 
 
 def _bulk_endpoint(settings: "Settings", *, serving: bool) -> BulkEndpoint:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from kvnet_node.commands.matching import render_peer_models, render_peers
 from kvnet_node.invocation import Context
 from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import (
@@ -102,6 +103,15 @@ def _render_store(result: StatusResult) -> str:
     return f"{format_counted(result.artifacts, 'artifact')}, {held}{', in RAM only' if result.ram_only else ''}"
 
 
+def _render_serving(result: StatusResult) -> str:
+    """Whether peers get anything from this node; why not, and for how long."""
+    if not result.not_serving:
+        return "yes"
+    left = f", {format_seconds(result.pause_left_s)} left" if result.pause_left_s is not None else ""
+    resume = ": kvnet node resume" if result.not_serving == "paused" else ""
+    return f"nothing, {result.not_serving}{left}{resume}"
+
+
 def render_status(result: StatusResult) -> str:
     """The status as named values."""
     running = (
@@ -117,6 +127,7 @@ def render_status(result: StatusResult) -> str:
         *(("address", address) for address in result.addresses),
         *((("bulk", result.bulk),) if result.bulk else ()),
         *((("peers", f"{format_count(result.peers)} connected"),) if result.running else ()),
+        *((("serving", _render_serving(result)),) if result.not_serving or result.running else ()),
         ("policy", result.policy),
         ("store", _render_store(result)),
         *((("writes", _render_writes(result.writes)),) if result.writes is not None else ()),
@@ -129,22 +140,19 @@ def render_status(result: StatusResult) -> str:
     return pairs(items)
 
 
-def peers(*connect: str, bootstrap: Bootstrap = None, context: Context) -> None:
+def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, context: Context) -> None:
     """List connected peers, and nodes on the local network.
 
     Args:
         connect: addresses to connect to first, /ip4/…/p2p/….
+        models: show each member's models, and how they compare with those here; loads models that are not known yet.
     """
 
     def render(result: PeersResult) -> str:
-        rows = [
-            (entry.peer, "yes" if entry.member else "no", entry.chunks or "none yet", " ".join(entry.addresses))
-            for entry in result.peers
-        ]
-        table = columns(rows, ("PEER", "SHARES A NAMESPACE", "CHUNKS OVER", "ADDRESSES")) if rows else ""
-        return "\n\n".join(part for part in (table, _render_neighbours(result)) if part)
+        table = render_peer_models(result) if models else render_peers(result)
+        return "\n\n".join(part for part in (table, "" if models else _render_neighbours(result)) if part)
 
-    result = context.run("peers", PeersRequest(list(connect)), PeersResult, network_bootstrap=bootstrap)
+    result = context.run("peers", PeersRequest(list(connect), models), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)
     if not result.peers:
         context.output.message("no peers connected: kvnet node start --bootstrap ADDRESS")

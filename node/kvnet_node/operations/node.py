@@ -1,20 +1,19 @@
 """Operations on the node itself."""
 
+import math
 import os
+import time
 
 import trio
 
 import kvnet
 from kvnet.engine.interface import Engine
 from kvnet.errors import EngineError, StoreAwayError, UsageError
-from kvnet.protocol.ids import peer_text
 from kvnet.store.interface import StoreUsage
+from kvnet_node.guest.policy import Why
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
     LiveEntry,
-    NeighbourEntry,
-    PeersRequest,
-    PeersResult,
     StatusRequest,
     StatusResult,
     StopRequest,
@@ -58,7 +57,16 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         ram_only=services.config.ram_only,
         writes=None if services.config.ram_only else _writes(services.writes),
         live=await _live(services.engines.engines()),
+        not_serving=_not_serving(services),
+        pause_left_s=left_s if 0 < (left_s := services.pause.left_s(time.time())) < math.inf else None,
     )
+
+
+def _not_serving(services: Services) -> str:
+    """Why peers get nothing from this node; "" when they do."""
+    if services.guest is not None:
+        return services.guest.conduct.why.value
+    return Why.PAUSED.value if services.pause.left_s(time.time()) > 0 else ""
 
 
 async def _live(engines: list[Engine]) -> list[LiveEntry]:
@@ -100,21 +108,3 @@ async def stop(context: OperationContext, request: StopRequest) -> StopResult:  
         raise UsageError("expected a running node of this data directory, found none")
     context.services.stop_requested.set()
     return StopResult(os.getpid())
-
-
-async def peers(context: OperationContext, request: PeersRequest) -> PeersResult:
-    """Connected peers, after connecting to the addresses in the request."""
-    services = context.services
-    # A short-lived network has not reached its bootstrap peers yet; a running node keeps its own connections.
-    wanted = request.connect if context.serving else [*request.connect, *services.config.bootstrap]
-    for address in wanted:
-        await services.connect(address)
-    around = services.surroundings
-    neighbours = around.neighbours() if around is not None else []
-    return PeersResult(
-        services.peer_entries(),
-        services.addresses(),
-        [NeighbourEntry(peer_text(n.peer), list(n.addresses), n.state, n.reason) for n in neighbours],
-        discovery=around.discovery if around is not None else "",
-        remembered=around.remembered() if around is not None else 0,
-    )

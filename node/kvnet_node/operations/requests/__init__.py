@@ -1,7 +1,8 @@
 """The requests and results of every operation: plain values that travel as JSON.
 
 The JSON names are the attribute names; a result's ``type`` is the operation's name. Paths are absolute, because the
-process that works may have another working directory. Secrets are in none of them. One module for each group of verbs.
+process that works may have another working directory. No secret is in them, but for the text of an invitation. One
+module for each group of verbs.
 """
 
 from kvnet_node.operations.requests.artifacts import (
@@ -18,6 +19,7 @@ from kvnet_node.operations.requests.artifacts import (
     PinResult,
     RebuildRequest,
     RebuildResult,
+    RemoveRequest,
     RemoveResult,
     ScrubRequest,
     ScrubResult,
@@ -51,6 +53,17 @@ from kvnet_node.operations.requests.identity import (
     NamespaceResult,
     TrustRequest,
     TrustResult,
+)
+from kvnet_node.operations.requests.matching import (
+    MatchedModel,
+    MatchedPeer,
+    MatchRequest,
+    MatchResult,
+    PauseRequest,
+    PauseResult,
+    PeerModelEntry,
+    ResumeRequest,
+    ResumeResult,
 )
 from kvnet_node.operations.requests.node import (
     CalibrateRequest,
@@ -91,6 +104,22 @@ from kvnet_node.operations.requests.prompts import (
     TextPlace,
 )
 from kvnet_node.operations.requests.savings import SavingsEntry, SavingsRequest, SavingsResult, SavingsSource
+from kvnet_node.operations.requests.swarms import (
+    InviteRequest,
+    InviteResult,
+    JoinRequest,
+    JoinResult,
+    LeaveResult,
+    MemberEntry,
+    ShareRequest,
+    ShareResult,
+    SwarmEntry,
+    SwarmListResult,
+    SwarmMembersResult,
+    SwarmRemoveRequest,
+    SwarmRemoveResult,
+    SwarmRequest,
+)
 
 __all__ = [
     "AddRequest",
@@ -126,20 +155,33 @@ __all__ = [
     "GenerateResult",
     "ImportRequest",
     "ImportResult",
+    "InviteRequest",
+    "InviteResult",
+    "JoinRequest",
+    "JoinResult",
     "KeyEntry",
     "KeyListResult",
     "KeyRequest",
     "KeyResult",
+    "LeaveResult",
     "ListRequest",
     "ListResult",
     "LiveEntry",
+    "MatchRequest",
+    "MatchResult",
+    "MatchedModel",
+    "MatchedPeer",
+    "MemberEntry",
     "NamespaceEntry",
     "NamespaceFileRequest",
     "NamespaceListRequest",
     "NamespaceListResult",
     "NamespaceResult",
     "NeighbourEntry",
+    "PauseRequest",
+    "PauseResult",
     "PeerEntry",
+    "PeerModelEntry",
     "PeersRequest",
     "PeersResult",
     "PinResult",
@@ -152,9 +194,12 @@ __all__ = [
     "RebuildRequest",
     "RebuildResult",
     "RejectedArtifact",
+    "RemoveRequest",
     "RemoveResult",
     "Request",
     "Result",
+    "ResumeRequest",
+    "ResumeResult",
     "SavingsEntry",
     "SavingsRequest",
     "SavingsResult",
@@ -163,6 +208,8 @@ __all__ = [
     "ScrubResult",
     "SelftestRequest",
     "SelftestResult",
+    "ShareRequest",
+    "ShareResult",
     "ShowResult",
     "SkippedFile",
     "Source",
@@ -170,6 +217,12 @@ __all__ = [
     "StatusResult",
     "StopRequest",
     "StopResult",
+    "SwarmEntry",
+    "SwarmListResult",
+    "SwarmMembersResult",
+    "SwarmRemoveRequest",
+    "SwarmRemoveResult",
+    "SwarmRequest",
     "TextPlace",
     "TrustRequest",
     "TrustResult",

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from kvnet_node.operations.requests.base import Request, Result
+from kvnet_node.operations.requests.matching import PeerModelEntry
 from kvnet_node.operations.requests.prompts import BreakEven
 
 
@@ -79,6 +80,8 @@ class StatusResult(Result, frozen=True, tag="status"):
     ram_only: bool = False
     writes: WritesEntry | None = None
     live: list[LiveEntry] = []
+    not_serving: str = ""
+    pause_left_s: float | None = None
 
 
 class StopRequest(Request, frozen=True):
@@ -92,9 +95,14 @@ class StopResult(Result, frozen=True, tag="node stop"):
 
 
 class PeersRequest(Request, frozen=True):
-    """List connected peers, after connecting to the given addresses."""
+    """List connected peers, after connecting to the given addresses.
+
+    Attributes:
+        models: ask for their models, and load those here that are not known yet.
+    """
 
     connect: list[str] = []
+    models: bool = False
 
 
 class PeerEntry(msgspec.Struct, frozen=True):
@@ -103,12 +111,28 @@ class PeerEntry(msgspec.Struct, frozen=True):
     Attributes:
         member: it proved to share a namespace with this node.
         chunks: how chunks come from it: ``bulk``, or ``stream`` and why; "" when none have been fetched.
+        scopes: names of the namespaces that both are in.
+        state: ``serving``, ``paused`` or ``leaving``, as it says; "" where nobody listens.
+        rtt_s: seconds of a round trip; 0 when unknown.
+        rate_bytes_s: what it delivered lately, in bytes a second; 0 when unknown.
+        standing: from 1, nothing against it, towards 0.
+        banned: it is not asked for a while.
+        models: what it has, as far as it told.
+        tells_models: it answers when it is asked for its models.
     """
 
     peer: str
     addresses: list[str]
     member: bool = False
     chunks: str = ""
+    scopes: list[str] = []
+    state: str = ""
+    rtt_s: float = 0.0
+    rate_bytes_s: float = 0.0
+    standing: float = 1.0
+    banned: bool = False
+    models: list[PeerModelEntry] = []
+    tells_models: bool = False
 
 
 class NeighbourEntry(msgspec.Struct, frozen=True):
