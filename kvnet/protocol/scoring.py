@@ -43,12 +43,14 @@ class ScoreLimits:
         ban_s: seconds of a first ban.
         ban_growth: by how much each further one is longer, while the earlier ones have not faded.
         max_ban_s: the longest.
+        doubt_s: seconds after which a measured rate may be twice what it was.
         max_peers: peers remembered; those heard of longest ago are forgotten first, banned ones last.
     """
 
     ban_s: float = 60.0
     ban_growth: float = 8.0
     max_ban_s: float = 24 * 3600.0
+    doubt_s: float = DOUBT_S
     max_peers: int = 4096
 
 
@@ -157,7 +159,7 @@ class PeerScores:
         score = self._scores.get(peer)
         if score is None or score.rate_bytes_s == 0.0:
             return math.inf
-        doublings = max(0.0, now - score.rated_s) / DOUBT_S
+        doublings = max(0.0, now - score.rated_s) / self._limits.doubt_s
         return score.rate_bytes_s * math.exp2(min(doublings, MAX_DOUBLINGS))
 
     def rtt_s(self, peer: PeerId) -> float:

@@ -9,6 +9,7 @@ from kvnet.exchange.admission import AdmissionPolicy
 from kvnet.exchange.finder import LOOKUP_SHARE, MAX_LOOKUP_S
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import checkpoints
+from kvnet.protocol.scoring import DOUBT_S
 
 DAY_S: Final = 24 * 3600.0
 _SHIPPED_ADMISSION: Final = AdmissionPolicy()
@@ -68,6 +69,7 @@ class Policy:
         lookup_share: of the estimated prefill, what a lookup may take at most.
         max_lookup_s: the longest that it may take.
         patience_s: once somebody offers something, how much longer others are waited for; none: until the deadline.
+        doubt_s: seconds after which a peer's measured rate may be twice what it was.
         write_budget_bytes_day: instead of the node's own; none for that.
         quota_bytes: instead of the node's own; none for that.
     """
@@ -86,6 +88,7 @@ class Policy:
     lookup_share: float = LOOKUP_SHARE
     max_lookup_s: float = MAX_LOOKUP_S
     patience_s: float | None = None
+    doubt_s: float = DOUBT_S
     write_budget_bytes_day: int | None = None
     quota_bytes: int | None = None
 

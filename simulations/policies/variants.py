@@ -51,6 +51,8 @@ VARIANTS: Final[tuple[Policy, ...]] = (
     _swarm("fifo", "what was kept longest goes first", order=Order.OLDEST),
     _swarm("longest-first", "the longest goes first", order=Order.LONGEST),
     _swarm("replicated", "what two nodes fetched goes to four more", replication=Replication()),
+    _swarm("doubt1h", "a measured rate may have doubled after an hour", doubt_s=3600.0),
+    _swarm("doubt1d", "a measured rate may have doubled after a day", doubt_s=24 * 3600.0),
     _swarm("lookup10", "a lookup may take a tenth of the prefill", lookup_share=0.1),
     _swarm("lookup100", "a lookup may take as long as the prefill", lookup_share=1.0),
 )

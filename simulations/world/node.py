@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvnet.exchange.write_budget import WriteBudget
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.scoring import PeerScores
+from kvnet.protocol.scoring import PeerScores, ScoreLimits
 from simulations.policies.policy import Policy
 from simulations.workload.requests import Request
 from simulations.world.holdings import Held, Holdings
@@ -161,7 +161,7 @@ class Node:
         day_bytes = policy.write_budget_bytes_day
         day_bytes = setup.write_budget_bytes_day if day_bytes is None else day_bytes
         self.budget = WriteBudget(day_bytes, 0.0)
-        self.scores = PeerScores()
+        self.scores = PeerScores(ScoreLimits(doubt_s=policy.doubt_s))
         self.up, self.down = Span(setup.link.up_bytes_s), Span(setup.link.down_bytes_s)
         self.present = True
         self.epoch = 0
