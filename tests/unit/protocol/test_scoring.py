@@ -24,6 +24,20 @@ def test_liar_is_banned_at_once_and_for_longer_each_time() -> None:
     assert scores.banned_until_s(A) == 100.0 + ScoreLimits().max_ban_s
 
 
+def test_second_lie_makes_a_liar_whom_time_forgives_and_nobody_bans() -> None:
+    scores = PeerScores()
+    assert not scores.liar(A, 0.0)
+    scores.lied(A, 0.0)
+    assert not scores.liar(A, 0.0)
+    assert scores.standing(A, 0.0) == pytest.approx(1 / 5)
+    scores.lied(A, 1.0)
+    assert scores.liar(A, 2.0)
+    assert scores.order([A, B], 2.0) == [B, A]
+    assert not scores.banned(A, 2.0)
+    assert not scores.liar(A, FADE_S)
+    assert scores.standing(A, 20 * FADE_S) > 0.99
+
+
 def test_ban_of_long_ago_no_longer_makes_the_next_one_longer() -> None:
     scores = PeerScores()
     scores.dropped(A, DropReason.BAD_CHUNK, 0.0)

@@ -101,6 +101,36 @@ def test_lookup_of_nothing_held_is_empty() -> None:
     assert decide(Lookup(request_id=1, slot=3, keys=(NOBODYS,))) == LookupReply(request_id=1, matches=())
 
 
+def records(slots: Any, keys: tuple[bytes, ...]) -> tuple[list[Any], LookupReply]:
+    """What others are asked for, and the reply."""
+    asked: list[Any] = []
+
+    def others(namespace: Namespace, wanted: Any) -> tuple[bytes, ...]:
+        asked.append((namespace, tuple(wanted)))
+        return (b"a record",)
+
+    lookup = Lookup(request_id=1, slot=3, keys=keys)
+    reply = ServeMachine().decide(ME, slots, lookup, table(), POLICY, 0.0, others=others).reply
+    assert isinstance(reply, LookupReply)
+    return asked, reply
+
+
+def test_others_are_named_only_for_what_they_hold_beyond_this_node() -> None:
+    keys = (NOBODYS, *keys_of(ARTIFACT, [4, 3]))
+    asked, reply = records(SLOTS, keys)
+    assert asked == [(MINE, (NOBODYS,))]
+    assert reply.records == (b"a record",)
+    assert records(SLOTS, (NOBODYS,))[0] == [(MINE, (NOBODYS,))]
+    assert records(SLOTS, keys[1:])[0] == [(MINE, ())]
+
+
+@pytest.mark.parametrize("name", ["no-slot-proved", "another-slot", "namespace-this-node-is-not-in"])
+def test_who_has_not_proved_the_namespace_is_told_of_nobody(name: str) -> None:
+    asked, reply = records(STRANGERS[name], (NOBODYS,))
+    assert asked == []
+    assert reply == LookupReply(request_id=1, matches=())
+
+
 def test_member_gets_the_chunks_that_exist_in_the_order_asked_for() -> None:
     machine = ServeMachine()
     plan = machine.decide_chunks(ME, SLOTS, chunk_request((2, 99, 0)), table(), POLICY, 0.0)
