@@ -119,12 +119,13 @@ class World:
         changes, at = self.setup.changes, 0
         for request in self.setup.stream:
             while at < len(changes) and changes[at].at_s <= request.arrival_s:
-                self.clock.run_until(changes[at].at_s)
                 self._change(changes[at])
                 at += 1
             self.clock.run_until(request.arrival_s)
             self.checks.time(self.clock.now)
             self._arrive(request)
+        for change in changes[at:]:
+            self._change(change)
         self.clock.run()
         for node in self.nodes:
             self._count_announcing(node)
@@ -136,6 +137,7 @@ class World:
         self.counts["lost_bytes"] = self.transfers.ledger.lost
 
     def _change(self, change: PresenceChange) -> None:
+        self.clock.run_until(change.at_s)
         node = self.nodes[change.node]
         match change.kind:
             case Change.JOIN | Change.WAKE:
