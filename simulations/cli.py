@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
     compare = _verb(verbs, "compare", _compare, "Run a scenario under several policies and show them side by side.")
     compare.add_argument("scenario", metavar="SCENARIO", help="a TOML file, or the name of one that comes with it")
-    compare.add_argument("--policies", default="", help="names with commas between; else the scenario's, else all")
+    compare.add_argument("--policies", default="", help="names with commas between, or all")
     _add_seed(compare)
     _add_out(compare)
 
@@ -157,13 +157,15 @@ def _run(flags: argparse.Namespace) -> None:
 
 
 def _compare(flags: argparse.Namespace) -> None:
+    from simulations.estimating import ESTIMATED
+    from simulations.policies import POLICIES
     from simulations.scenario import load
 
     scenario = load(flags.scenario)
-    from simulations.policies import POLICIES
-
     asked = [name.strip() for name in flags.policies.split(",") if name.strip()]
-    _compared(flags, scenario, asked or list(scenario.policies) or list(POLICIES))
+    if asked == ["all"]:
+        asked = list(POLICIES)
+    _compared(flags, scenario, asked or scenario.policies or ESTIMATED)
 
 
 def _compared(flags: argparse.Namespace, scenario: "Scenario", policies: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from simulations.charts import bars, colours, figure, policies_axis, write
 from simulations.rendering import percent, seconds, size
-from simulations.results import RunResult, Summary, summary
+from simulations.results import LATER_S, LATER_SHARE, RunResult, Summary, later, summary
 from simulations.saved import Saved
 
 MAX_CURVES: Final = 7
@@ -221,7 +221,7 @@ def _where_it_loses(runs: _Runs) -> Figure:
     title = f"{swarm.policy} answers {overall:.1f} % of requests later than {own.policy}"
     if overall:
         title += f", mostly prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
-    made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER)} and {LATER_S * 1000:.0f} ms")
+    made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER_SHARE)} and {LATER_S * 1000:.0f} ms")
     places = np.arange(len(lost))
     drawn = axes.bar(places, lost, color="#c8553d")
     axes.bar_label(drawn, labels=[f"{share:.1f} %\nof {count:,}" for share, count in zip(lost, counts, strict=True)])
@@ -233,11 +233,6 @@ def _where_it_loses(runs: _Runs) -> Figure:
     return made
 
 
-LATER: Final = 0.02
-LATER_S: Final = 0.02
-"""What counts as later: by more than both, as in the goal for a network that has nothing."""
-
-
 def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], list[int]]:
     """Where a run answers later than another: by length of the prompt.
 
@@ -247,14 +242,13 @@ def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], 
     """
     if run.n_requests != other.n_requests or not run.n_requests or (run.n_input != other.n_input).any():
         return [0.0], [0.0, float(max(run.n_input, default=0))], [0]
-    ours, theirs = run.requests["ttft_s"], other.requests["ttft_s"]
-    later = ours > theirs + np.maximum(LATER_S, LATER * theirs)
+    slower = later(run.requests["ttft_s"], other.requests["ttft_s"])
     edges = np.unique(np.rint(np.percentile(run.n_input, [0, 20, 40, 60, 80, 100])))
     if len(edges) == 1:
         edges = np.array([edges[0], edges[0] + 1])
     place = np.clip(np.searchsorted(edges, run.n_input, side="right") - 1, 0, len(edges) - 2)
     counts = np.bincount(place, minlength=len(edges) - 1)
-    shares = 100 * np.bincount(place, weights=later, minlength=len(edges) - 1) / np.maximum(1, counts)
+    shares = 100 * np.bincount(place, weights=slower, minlength=len(edges) - 1) / np.maximum(1, counts)
     return shares.tolist(), edges.tolist(), counts.tolist()
 
 

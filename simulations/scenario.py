@@ -336,12 +336,14 @@ def load(name: str) -> Scenario:
         ConfigError: no such file, no TOML, or a key or value that does not belong there; names the file and the key.
     """
     path = find(name)
+    if not path.is_file():
+        raise ConfigError(f"expected a scenario, found no file {name}", hint=_known_scenarios())
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: expected a scenario of at most {MAX_FILE_BYTES:,} bytes")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: expected a scenario file, found: {error}", hint=_known_scenarios()) from error
+        raise ConfigError(f"{path}: expected a scenario file, found: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from error
     scenario = parse(content, where=str(path))
