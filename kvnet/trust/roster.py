@@ -230,9 +230,8 @@ class _State:
 
 def _says_more(known: Member, entering: Member) -> bool:
     """Whether a membership replaces another one: the later word of the same signer. Proofs stay free of circles so."""
-    if known.by is None or entering.by is None:
-        return False
-    return known.by.signer == entering.by.signer and _order(known.by) < _order(entering.by)
+    before, now = known.by, entering.by
+    return before is not None and now is not None and before.signer == now.signer and _order(before) < _order(now)
 
 
 def _named_as(member: Member, said: Member, *, role: str = "") -> Member:

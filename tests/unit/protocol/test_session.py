@@ -532,3 +532,12 @@ def test_ten_thousand_damaged_streams_end_in_nothing_but_malformed_errors() -> N
             bob.receive(bytes(data), 0.0)
         except MalformedError:
             assert bob.closed
+
+
+def test_both_sides_see_the_same_occasion_from_their_end() -> None:
+    pair = Pair.of([], [])
+    assert pair.alice.occasion is None
+    pair.opened()
+    assert pair.alice.occasion is not None
+    assert pair.alice.occasion.reversed() == pair.bob.occasion
+    assert (pair.alice.occasion.own, pair.alice.occasion.other) == (ALICE, BOB)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from kvnet.errors import IntegrityError, KvnetError, MalformedError, UnsupportedVersionError, UsageError
 from kvnet.format.hashes import keyed_artifact, lookup_key, namespace_id
 from kvnet.format.prefix import PUBLIC_PREFIX_SECRET, prefix_root
-from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
+from kvnet.trust.namespace import (
+    PUBLIC,
+    PUBLIC_LOOKUP_SECRET,
+    Namespace,
+    decode_namespace_file,
+    encode_namespace_file,
+)
 from tests.unit.trust.samples import FINGERPRINT, MINE, OTHER, make_artifact
 
 FILE = encode_namespace_file(MINE)
@@ -124,3 +130,16 @@ def test_ten_thousand_damaged_files_raise_nothing_but_our_errors() -> None:
         if bytes(data) != FILE:
             with pytest.raises(KvnetError):
                 decode_namespace_file(bytes(data))
+
+
+def test_public_namespace_is_the_same_for_everybody_and_no_other() -> None:
+    assert PUBLIC.is_public
+    assert PUBLIC.prefix_secret == PUBLIC_PREFIX_SECRET
+    assert PUBLIC.lookup_secret == PUBLIC_LOOKUP_SECRET != PUBLIC_PREFIX_SECRET
+    assert not MINE.is_public
+
+
+def test_former_secret_is_another_namespace_to_whoever_looks_things_up() -> None:
+    former = Namespace(MINE.name, MINE.prefix_secret, MINE.lookup_secret, former=True)
+    assert former != MINE
+    assert former.id == MINE.id

@@ -1,0 +1,103 @@
+"""The text of an invitation."""
+
+import base64
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvnet.errors import UsageError
+from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, TEXT_PREFIX, _checksum, invitation_text, parse_invitation_text
+from kvnet.trust.statements import Invitation, Membership, sign_statement
+from tests.unit.trust.members import key, lets_in
+from tests.unit.trust.samples import MINE
+
+BODY = Invitation(
+    sequence=1_000,
+    issued=1,
+    expires=1 + 3600,
+    id=b"i" * 16,
+    secret=b"s" * 32,
+    role="colleague",
+    swarm="team",
+    namespace=MINE.id,
+    founder=key("a").public,
+    peer=b"\x00\x24\x08\x01\x12\x20" + b"a" * 32,
+    addresses=("/ip4/192.0.2.1/tcp/5864", "/ip6/2001:db8::1/tcp/5864"),
+    uses=1,
+)
+SIGNED = sign_statement(BODY, key("b"))
+TEXT = invitation_text(SIGNED)
+
+
+def text_of(envelope: bytes) -> str:
+    return TEXT_PREFIX + base64.b32encode(envelope + _checksum(envelope)).decode().rstrip("=").lower()
+
+
+def test_text_reads_back() -> None:
+    signed, body = parse_invitation_text(TEXT)
+    assert signed == SIGNED
+    assert body == BODY
+    assert TEXT.startswith(TEXT_PREFIX)
+    assert TEXT.isalnum()
+    assert len(TEXT) < 1000
+
+
+def in_lines(text: str) -> str:
+    return "\n".join(text[start : start + 70] for start in range(0, len(text), 70))
+
+
+@pytest.mark.parametrize("change", [str.upper, lambda text: f"  {text}\n", in_lines])
+def test_case_and_line_breaks_do_not_matter(change: Callable[[str], str]) -> None:
+    assert parse_invitation_text(change(TEXT))[1] == BODY
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kvinv1", "kvpub1aaaa", TEXT[6:], "kvinv2" + TEXT[6:], "kvinv1!!!", "kvinv11", "kvinv1é"]
+)
+def test_what_is_no_invitation_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_invitation_text(text)
+
+
+def test_endless_text_is_refused_before_it_is_read() -> None:
+    with pytest.raises(UsageError, match="at most"):
+        parse_invitation_text("a" * (MAX_TEXT_CHARACTERS + 1))
+
+
+@given(st.integers(6, len(TEXT) - 1), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567"))
+def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
+    changed = TEXT[:place] + character + TEXT[place + 1 :]
+    try:
+        signed, _ = parse_invitation_text(changed)
+    except UsageError:
+        return
+    # The last character carries spare bits that mean nothing.
+    assert signed == SIGNED
+
+
+@given(st.integers(0, len(TEXT) - 1))
+def test_text_that_was_cut_is_refused(length: int) -> None:
+    with pytest.raises(UsageError):
+        parse_invitation_text(TEXT[:length])
+
+
+def test_another_statement_in_the_text_is_no_invitation() -> None:
+    other = lets_in("a", "b", 1)
+    assert isinstance(other.body, Membership)
+    with pytest.raises(UsageError, match="no kvnet writes"):
+        parse_invitation_text(text_of(other.envelope))
+
+
+def test_invitation_with_a_broken_signature_is_refused() -> None:
+    broken = SIGNED.envelope[:-1] + bytes([SIGNED.envelope[-1] ^ 1])
+    with pytest.raises(UsageError, match="no kvnet writes"):
+        parse_invitation_text(text_of(broken))
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for candidate in (text, TEXT_PREFIX + text):
+        with pytest.raises(UsageError):
+            parse_invitation_text(candidate)
