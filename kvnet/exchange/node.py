@@ -290,7 +290,7 @@ class ExchangeNode:
     async def _announce_all(self) -> None:
         """Everything held, the newest last, so that it is announced first."""
         if self._tables is not None:
-            self._tables.begin_reload()
+            self._tables.own.begin_reload()
         held = await self._lane.run(self._store.artifacts)
         may_serve = self._identity.policy().may_serve
         records = sorted((each for each in held if may_serve(each.manifest)), key=lambda each: each.manifest.created)
@@ -302,7 +302,7 @@ class ExchangeNode:
         for record in records:
             self._announce(record, keys[record.hash])
         if self._tables is not None:
-            self._tables.reload((record, keys[record.hash]) for record in records if keys[record.hash])
+            self._tables.own.reload((record, keys[record.hash]) for record in records if keys[record.hash])
 
     async def reload(self) -> None:
         """The namespaces have changed: serve and announce by them, and prove them to every peer anew."""
@@ -538,7 +538,7 @@ class ExchangeNode:
         self._server.offer(record, keys)
         self._announce(record, keys)
         if self._tables is not None:
-            self._tables.hold(record, keys)
+            self._tables.own.hold(record, keys)
 
     def _announce(self, record: ArtifactRecord, keys: Sequence[PrefixKey]) -> None:
         """Only what is held whole: whoever follows a record finds all of it here."""
@@ -570,7 +570,7 @@ class ExchangeNode:
         """Serve and announce an artifact no longer; keys that others share go on being announced."""
         self._server.withdraw(artifact)
         if self._tables is not None:
-            self._tables.drop(artifact)
+            self._tables.own.drop(artifact)
         gone = self._told.pop(artifact, [])
         shared = {key for keys in self._told.values() for key in keys}
         self._announcer.remove(key for key in gone if key not in shared)

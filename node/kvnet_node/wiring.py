@@ -25,11 +25,13 @@ from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.flights import Flights, Shared
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
+from kvnet.exchange.meeting import Meetings
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
 from kvnet.exchange.statements import Statements
+from kvnet.exchange.tables import Tables
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
@@ -38,6 +40,7 @@ from kvnet.network.interface import Network
 from kvnet.network.libp2p.ports import parse_listen
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import peer_text
+from kvnet.protocol.provider_pages import PageLimits
 from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import ArtifactRecord
@@ -109,6 +112,7 @@ class Services:
         matching: compares models with those of peers; None without a network.
         pause: whether the owner paused the node.
         guest: what the node does for others; only in a running node.
+        tables: what members tell each other that they hold; only in a running node.
         request_log: the last requests of HTTP clients, in RAM.
         keeper: stores what is worth keeping of conversations; only in a running node.
         front: runs the requests of HTTP clients; only in a running node.
@@ -148,6 +152,7 @@ class Services:
         self.pause = Pause(settings.paths.pause_file)
         self.pause.load()
         self.guest: Guest | None = None
+        self.tables: Tables | None = None
         self.request_log = RequestLog()
         self.keeper: Keeper | None = None
         self.front: Front | None = None
@@ -303,6 +308,7 @@ class Services:
             "announcements_alone": announcing.alone,
             "announcements_failed": announcing.failed,
             "announcements_overdue": announcing.overdue,
+            **(self.tables.counted() if self.tables is not None else {}),
         }
 
 
@@ -348,7 +354,11 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             if not settings.config.ram_only:
                 services.node.finder.wrote = services.writes.fetched
             await nursery.start(_open_company, services, services.node, serving)
+            tables = _tables(services, services.node) if serving else None
             await nursery.start(services.node.run)
+            if tables is not None:
+                await nursery.start(tables.run)
+                await nursery.start(Meetings(opened, tables.members, services.node.open_session).run)
             if serving:
                 _remember_port(settings, services)
                 services.surroundings = Surroundings(settings, services.node)
@@ -409,6 +419,21 @@ async def _open_company(
             await nursery.start(services.matching.run)
         task_status.started()
         await trio.sleep_forever()
+
+
+def _tables(services: Services, node: ExchangeNode) -> Tables:
+    """What a running node tells members that it holds, and is told."""
+    tables = services.tables = Tables(
+        node.network,
+        services.identity,
+        services.statements,
+        node.fetcher.scores,
+        now=time.time,
+        random=secrets.token_bytes,
+        pages=PageLimits(renew_s=services.config.announce_interval_s),
+    )
+    tables.attach(node)
+    return tables
 
 
 def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:

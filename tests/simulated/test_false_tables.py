@@ -22,7 +22,7 @@ async def hold_without_having(liar: Node, honest: Node, tokens: list[int]) -> No
     added = await honest.add(tokens)
     fingerprint = honest.engine.info.fingerprint
     assert fingerprint is not None
-    liar.tables.hold(added.record, block_keys(MINE.prefix_root(fingerprint.hash), tokens))
+    liar.tables.own.hold(added.record, block_keys(MINE.prefix_root(fingerprint.hash), tokens))
 
 
 async def test_who_claims_deeper_than_it_serves_is_passed_over_at_once_and_asked_last_after_the_second_lie(
@@ -69,6 +69,7 @@ async def test_nobody_speaks_for_another_peer_once_that_has_spoken_for_itself(
 ) -> None:
     a, evil, c = [await member(world, nursery, tmp_path, name, meet=ALONE) for name in ("a", "evil", "c")]
     await c.meet(evil)
+    await trio.sleep(1)
     made_up = entry_of(query_of(c, PROMPT), artifact=b"\7" * 32, n_tokens=1503)
     false = record_of(a.network.peer_id, [a.network.address], [made_up], signer="evil")
     assert evil.told is not None

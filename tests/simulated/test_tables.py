@@ -210,7 +210,7 @@ async def test_renewals_keep_a_member_known_for_as_long_as_it_is_there(
     for _ in range(2):
         await trio.sleep(1800)
         assert b.tables.claims(query_of(b, PROMPT), 0)
-        assert a.tables.counters["pages_signed"] > signed
-        signed = a.tables.counters["pages_signed"]
+        assert a.tables.own.n_signed > signed
+        signed = a.tables.own.n_signed
     # One page of its own, told every 11 to 15 minutes.
     assert signed < 8
