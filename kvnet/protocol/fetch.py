@@ -48,6 +48,7 @@ __all__ = [
 
 MISCONDUCT = frozenset({DropReason.BAD_CHUNK, DropReason.UNASKED})
 """Reasons no honest peer gives: whoever keeps scores counts these."""
+_FOUND_SLOW = frozenset({DropReason.SLOW, DropReason.SILENT})
 _RETRIED = frozenset({DropReason.BUSY, DropReason.SILENT, DropReason.SLOW, DropReason.GONE})
 
 HEDGE_GAIN = 2.0
@@ -76,7 +77,8 @@ class FetchLimits:
     Attributes:
         idle_s: seconds without a byte from a peer, while chunks are asked for, when nobody else could be asked.
         idle_with_others_s: the same when somebody else could be.
-        min_rate_bytes_s: the least rate, over each `rate_window_s`.
+        min_rate_bytes_s: the least rate, over each `rate_window_s`, while somebody who was not slow could be asked.
+        floor_bytes_s: the least rate of anybody: a peer may be told to send slowly, and is then better than none.
         least_share: the least rate as a share of the fastest other peer's.
         rate_window_s: seconds.
         attempts: how often one peer is tried before it is given up.
@@ -92,6 +94,7 @@ class FetchLimits:
     idle_s: float = 10.0
     idle_with_others_s: float = 2.0
     min_rate_bytes_s: float = 16 * 1024
+    floor_bytes_s: float = 256.0
     least_share: float = 0.01
     rate_window_s: float = 8.0
     attempts: int = 3
@@ -398,8 +401,10 @@ class FetchMachine:
 
     def _least_rate(self, active: FetchPeer, now: float) -> float:
         others = [each.rate.bytes_s(now) for each in self._active.values() if each is not active and each.rate.known]
-        fastest = max(others, default=0.0)
-        return max(self._limits.min_rate_bytes_s, self._limits.least_share * fastest)
+        limits = self._limits
+        better = any(self._may_start(peer) and peer.last_reason not in _FOUND_SLOW for peer in self._peers.values())
+        least = limits.min_rate_bytes_s if better else min(limits.floor_bytes_s, limits.min_rate_bytes_s)
+        return max(least, limits.least_share * max(others, default=0.0))
 
     def _peer_deadline(self, active: FetchPeer) -> float:
         return min(active.last_byte + self._idle_s(active), active.window_begun + self._limits.rate_window_s)

@@ -126,3 +126,17 @@ async def test_limited_download_is_kept(
     b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]), options=options)
     await b.meet(a)
     assert 9 < await seconds_of(b, added.record.hash) < 11
+
+
+async def test_peer_that_may_send_only_a_little_is_good_enough_when_there_is_no_other(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    rate = 2000.0
+    options = NodeOptions(announce=PACED, serve=ServeLimits(total_bytes_per_s=rate))
+    limited = await start_node(world, nursery, tmp_path, "limited", who=identity("a"), options=options)
+    added = await limited.add(TOKENS)
+    b = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    await b.meet(limited)
+    expected_s = added.record.size_bytes / rate
+    assert 0.9 * expected_s < await seconds_of(b, added.record.hash) < 1.2 * expected_s
+    assert expected_s > 60

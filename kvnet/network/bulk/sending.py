@@ -30,7 +30,7 @@ HEADROOM_BYTES: Final = 64
 _logger = logging.getLogger(__name__)
 
 PIECE_S: Final = 0.25
-MIN_PIECE_BYTES: Final = 1024
+MIN_PIECE_BYTES: Final = 128
 """Bytes that are spread over time go in pieces of so many seconds, and no smaller than this."""
 
 Room = Callable[[int], memoryview]

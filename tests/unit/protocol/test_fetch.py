@@ -270,6 +270,29 @@ def test_slow_but_steady_peer_above_the_least_rate_is_kept() -> None:
     assert done.reasons("steady") == [DropReason.DONE]
 
 
+@pytest.mark.parametrize("n_limited", [1, 2, 4])
+def test_peers_that_may_send_only_slowly_are_kept_when_nobody_is_faster(n_limited: int) -> None:
+    scripts = {f"limited {number}": swarm.at_rate(1000.0, pieces=400) for number in range(n_limited)}
+    done = Swarm(LARGE, scripts).run()
+    done.assert_complete()
+    for name in scripts:
+        assert done.reasons(name) == [DropReason.DONE]
+
+
+def test_slow_peer_makes_room_for_one_that_was_not_tried() -> None:
+    scripts = {"limited": swarm.at_rate(1000.0, pieces=400), "honest": honest}
+    done = Swarm(LARGE, scripts, FetchLimits(active_peers=1)).run()
+    done.assert_complete()
+    assert done.drops[0][1:] == (peer("limited"), DropReason.SLOW)
+    assert done.drops[0][0] == pytest.approx(FetchLimits().rate_window_s, abs=0.1)
+    assert done.reasons("honest") == [DropReason.DONE]
+
+
+def test_byte_a_second_is_too_slow_even_from_the_only_provider() -> None:
+    done = Swarm(LARGE, {"slow": swarm.one_byte_a_second}).run()
+    assert done.reasons("slow") == [DropReason.SLOW] * FetchLimits().attempts
+
+
 def test_time_in_which_we_do_not_read_is_not_held_against_the_peer() -> None:
     chunks = make_chunks(3)
     machine = FetchMachine(entries_of(chunks), range(3), [peer("a"), peer("b")], limits=LIMITS)
