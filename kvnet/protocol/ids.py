@@ -1,5 +1,6 @@
 """Names of peers, apart from any transport."""
 
+from functools import lru_cache
 from typing import NewType
 
 from kvnet.errors import UsageError
@@ -14,6 +15,7 @@ _BASE58_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES = {character: value for value, character in enumerate(_BASE58_ALPHABET)}
 
 
+@lru_cache(1024)
 def peer_text(peer: PeerId) -> str:
     """The usual text of a peer id: base58btc, without a multibase prefix (``12D3Koo…`` for Ed25519)."""
     number = int.from_bytes(peer, "big")
