@@ -9,14 +9,24 @@ from simulations.scenario import Scenario
 from simulations.world.building import build
 from simulations.world.clock import Clock, HeapClock
 from simulations.world.setup import WorldSetup
-from simulations.world.world import World
+from simulations.world.world import Report, World
 
 MOST_EXACT_REQUESTS = 10_000
 """Scenarios with more have fluid transfers unless they ask for others."""
 
 
-def run(scenario: Scenario, policy: str | Policy, seed: int) -> RunResult:
+def _silent(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def run(scenario: Scenario, policy: str | Policy, seed: int, *, report: Report = _silent) -> RunResult:
     """One scenario under one policy.
+
+    Args:
+        scenario: what is given.
+        policy: how nodes behave, or its name.
+        seed: of what is drawn.
+        report: told now and then how many requests of how many have arrived.
 
     Raises:
         ConfigError: a chip, model, link or policy that nobody knows.
@@ -28,11 +38,17 @@ def run(scenario: Scenario, policy: str | Policy, seed: int) -> RunResult:
     exact = scenario.exact_transfers
     if exact is None:
         exact = len(setup.stream) <= MOST_EXACT_REQUESTS
-    return run_world(setup, chosen, seed, exact_transfers=exact)
+    return run_world(setup, chosen, seed, exact_transfers=exact, report=report)
 
 
 def run_world(
-    setup: WorldSetup, policy: Policy, seed: int, *, clock: Clock | None = None, exact_transfers: bool = False
+    setup: WorldSetup,
+    policy: Policy,
+    seed: int,
+    *,
+    clock: Clock | None = None,
+    exact_transfers: bool = False,
+    report: Report = _silent,
 ) -> RunResult:
     """The same with a world that was built by hand.
 
@@ -42,6 +58,7 @@ def run_world(
         seed: of what is drawn.
         clock: of virtual time; by default a heap.
         exact_transfers: every chunk goes through the node's fetch machine; otherwise bytes flow.
+        report: told now and then how many requests of how many have arrived.
     """
     began_s = time.perf_counter()
     clock = clock or HeapClock()
@@ -52,7 +69,7 @@ def run_world(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        world.run()
+        world.run(report)
     finally:
         if collecting:
             gc.enable()

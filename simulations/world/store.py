@@ -77,9 +77,10 @@ class SimStore:
             Bytes written; -1 when there is no room for it.
         """
         holdings = self.holdings
-        new_bytes = holdings.new_blocks(path) * self.block_bytes
-        if not self._make_room(new_bytes):
-            return -1
+        # Whoever has to go may have held some of it: it is new then.
+        while not self._fits(new_bytes := holdings.new_blocks(path) * self.block_bytes):
+            if not self._make_room(new_bytes):
+                return -1
         segment, n_tokens = path[0]
         before = holdings.held.get(segment)
         if before is not None:
@@ -92,7 +93,6 @@ class SimStore:
             self.n_keys += self._keys_of(before)
             return new_bytes
         one = Held(segment, path, now_s)
-        new_bytes = holdings.new_blocks(path) * self.block_bytes
         self.n_keys += self._keys_of(one)
         for segment in holdings.add(one):
             self.holders.setdefault(segment, {})[self._node] = holdings.extent[segment]
@@ -142,17 +142,16 @@ class SimStore:
             n_keys = self._keys[one.tokens] = len(self._checkpoints(one.tokens)) + 1
         return n_keys
 
+    def _fits(self, n_bytes: int) -> bool:
+        return self.used_bytes + n_bytes <= self.quota_bytes
+
     def _make_room(self, n_bytes: int) -> bool:
-        lack = self.used_bytes + n_bytes - self.quota_bytes
-        if lack <= 0:
-            return True
-        victims = self._choose(lack)
-        if victims is None:
-            return False
-        for tip in victims:
+        """Let go of others; whether there is room for so many bytes then, or at least less is held than before."""
+        victims = self._choose(self.used_bytes + n_bytes - self.quota_bytes)
+        for tip in victims or ():
             self._drop(tip)
             self.evicted += 1
-        return self.used_bytes + n_bytes <= self.quota_bytes
+        return bool(victims)
 
     def _choose(self, need_bytes: int) -> list[int] | None:
         """The node's own choice; artifacts and packs go by the number of their segment here."""

@@ -7,7 +7,7 @@ has to go for it (`kvnet.store.eviction`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvnet.engine.interface import Boundary, BoundaryKind
@@ -45,6 +45,12 @@ SESSION_ROUND_TRIPS: Final = 3
 """To dial somebody new: TCP, Noise, and the proof of membership; the question itself comes on top."""
 MIN_SYSTEM_TOKENS: Final = 64
 """Shorter system prompts have no live cache of their own; as in `kvnet.engine.mlx.states`."""
+
+
+Report = Callable[[int, int], None]
+"""Told how many requests of how many have arrived."""
+REPORT_EVERY: Final = 64
+"""Requests between two reports."""
 
 
 class World:
@@ -114,7 +120,7 @@ class World:
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, report: Report) -> None:
         """Let everything happen, and look whether it was as it must be."""
         changes, at = self.setup.changes, 0
         for request in self.setup.stream:
@@ -124,6 +130,8 @@ class World:
             self.clock.run_until(request.arrival_s)
             self.checks.time(self.clock.now)
             self._arrive(request)
+            if request.number % REPORT_EVERY == 0:
+                report(request.number, len(self.setup.stream))
         for change in changes[at:]:
             self._change(change)
         self.clock.run()
