@@ -77,7 +77,7 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], labels: Sequ
 def policies_axis(axes: Axes, names: Sequence[str]) -> None:
     """Policies from top to bottom."""
     axes.set_yticks(range(len(names)), labels=list(names))
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
 

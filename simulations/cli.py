@@ -194,7 +194,7 @@ def _simulate(scenario: "Scenario", policy: str, seed: int) -> "RunResult":
 
     progress = Progress(f"{scenario.name}, {policy}")
     try:
-        return run(scenario, named(policy), seed)
+        return run(scenario, named(policy), seed, report=progress)
     finally:
         progress.close()
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulations.charts import bars, colours, figure, policies_axis, write
 from simulations.rendering import percent, seconds, size
-from simulations.results import LATER_S, LATER_SHARE, RunResult, Summary, later, summary
+from simulations.results import LATER_S, LATER_SHARE, Array, RunResult, Summary, later, summary
 from simulations.saved import Saved
 
 MAX_CURVES: Final = 7
@@ -106,7 +107,7 @@ def _hit_rate(runs: _Runs) -> Figure:
     policies_axis(axes, runs.names)
     axes.set_xlim(0, 112)
     axes.set_xlabel("prompt tokens not computed, % of all")
-    made.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, frameon=False)
     return made
 
 
@@ -126,7 +127,7 @@ def _ttft(runs: _Runs) -> Figure:
         times_s = np.sort(np.maximum(run.requests["ttft_s"], _MIN_TTFT_S))
         # A thousand points show all that can be seen.
         share = np.linspace(0, 100, min(1001, max(2, len(times_s))))
-        axes.plot(np.percentile(times_s, share), share, color=known[run.policy], label=run.policy, linewidth=1.8)
+        _curve(axes, np.percentile(times_s, share), share, run.policy, known[run.policy])
     axes.set_xscale("log")
     axes.set_xlabel("time to first token, s (logarithmic)")
     axes.set_ylabel("requests answered by then, %")
@@ -204,7 +205,7 @@ def _load(runs: _Runs) -> Figure:
     for run in shown:
         served = np.sort(run.nodes["served_bytes"])[::-1].astype(np.float64)
         share = np.concatenate(([0.0], 100 * np.cumsum(served) / served.sum()))
-        axes.plot(np.linspace(0, 100, len(share)), share, color=known[run.policy], label=run.policy, linewidth=1.8)
+        _curve(axes, np.linspace(0, 100, len(share)), share, run.policy, known[run.policy])
     axes.plot([0, 100], [0, 100], color="#8c8c8c", linestyle=":", label="even")
     axes.set_xlabel("nodes, those that serve most first, %")
     axes.set_ylabel("of all bytes served, %")
@@ -218,9 +219,12 @@ def _where_it_loses(runs: _Runs) -> Figure:
     lost, edges, counts = losses(swarm, own)
     worst = int(np.argmax(lost))
     overall = float(np.dot(lost, counts)) / max(1, sum(counts))
-    title = f"{swarm.policy} answers {overall:.1f} % of requests later than {own.policy}"
+    title = f"No request is answered later with {swarm.policy} than with {own.policy}"
     if overall:
-        title += f", mostly prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
+        title = (
+            f"{overall:.1f} % of requests are answered later with {swarm.policy} than with {own.policy}, most often "
+            f"prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
+        )
     made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER_SHARE)} and {LATER_S * 1000:.0f} ms")
     places = np.arange(len(lost))
     drawn = axes.bar(places, lost, color="#c8553d")
@@ -250,6 +254,12 @@ def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], 
     counts = np.bincount(place, minlength=len(edges) - 1)
     shares = 100 * np.bincount(place, weights=slower, minlength=len(edges) - 1) / np.maximum(1, counts)
     return shares.tolist(), edges.tolist(), counts.tolist()
+
+
+def _curve(axes: Axes, x: Array, y: Array, policy: str, colour: str) -> None:
+    """A policy's curve; the four that are always there lie above the others, and are thicker."""
+    always = policy in ALWAYS
+    axes.plot(x, y, color=colour, label=policy, linewidth=2.4 if always else 1.4, zorder=3 if always else 2)
 
 
 def _height(runs: _Runs) -> float:
