@@ -59,6 +59,11 @@ class Surroundings:
         """Where neighbours are looked for, or why they are not."""
         return DISCOVERY_OFF if self._discovery is None else self._discovery.status
 
+    @property
+    def hears_itself(self) -> bool | None:
+        """Whether this node's own multicast came back to it; None while nothing is said."""
+        return self._discovery.hears_itself if self._discovery is not None else None
+
     def neighbours(self) -> list[Neighbour]:
         """Who is there, and how it stands with them."""
         return self._neighbours.list()

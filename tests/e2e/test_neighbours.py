@@ -86,6 +86,14 @@ async def test_members_on_one_network_have_a_session_and_strangers_are_only_list
     assert "kvnet invite --device here, then kvnet join INVITATION there" in told.stdout
 
 
+async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) -> None:
+    (address,) = street.started[1]["addresses"]
+    findings = street.nodes[0].json("doctor", "--network", "--peer", address)["findings"]
+    assert [each for each in findings if each["state"] == "problem"] == []
+    states = {(each["subject"], each["state"]) for each in findings}
+    assert {("node", "ok"), ("port", "ok"), ("discovery", "ok"), ("peer", "ok"), ("neighbour", "note")} <= states
+
+
 async def test_nothing_that_is_said_links_two_members(street: Street) -> None:
     for node in street.nodes:
         await until(node, lambda peers: len(peers["neighbours"]) >= 2)

@@ -91,6 +91,11 @@ class LanDiscovery:
         self._pause_until_s = 0.0
         self.status = "not started"
 
+    @property
+    def hears_itself(self) -> bool | None:
+        """Whether what this node said came back to it over the network; None while it says nothing."""
+        return self._responder.heard_itself if self._responder is not None else None
+
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Discover until cancelled; `started` when the first announcement is on its way."""
         token = trio.lowlevel.current_trio_token()

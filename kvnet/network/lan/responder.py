@@ -57,6 +57,7 @@ class Responder:
         self._resolving: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(MAX_RESOLVING)
         self.failure = ""
+        self.heard_itself = False
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -119,6 +120,7 @@ class Responder:
             self._on_gone(name)
             return
         if self._announcement is not None and name == self._announcement.instance:
+            self.heard_itself = True
             return
         if len(self._known) >= MAX_INSTANCES and name not in self._known:
             return

@@ -4,13 +4,13 @@ import importlib.util
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kvnet.errors import KvnetError
 from kvnet_node.config import SETTINGS, Config, nearest_key
+from kvnet_node.findings import Finding
 from kvnet_node.invocation import Context
 from kvnet_node.output import escape, format_bytes, format_count, format_counted
 
@@ -18,19 +18,14 @@ _OTHER_VARIABLES = frozenset({"KVNET_DATA_DIR", "KVNET_CACHE_DIR", "KVNET_OPENBL
 """Variables that are no settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at; ``state`` is "ok", "note" or "problem"."""
+def doctor(*, network: bool = False, peer: str | None = None, context: Context) -> int:
+    """Check this installation and this data directory; exits with 1 when something keeps kvnet from working.
 
-    subject: str
-    state: str
-    text: str
-    hint: str = ""
-
-
-def doctor(*, context: Context) -> int:
-    """Check this installation and this data directory; exits with 1 when something keeps kvnet from working."""
-    findings = [*_installation(), *_environment(), *_data_dir(context)]
+    Args:
+        network: say instead why this node and others do not see each other.
+        peer: with --network, the address of a node to try, /ip4/…/tcp/…/p2p/….
+    """
+    findings = _network(context, peer) if network or peer else _here(context)
     problems = sum(finding.state == "problem" for finding in findings)
     record = {
         "type": "doctor",
@@ -46,6 +41,18 @@ def doctor(*, context: Context) -> int:
 
     context.output.result(record, render)
     return 1 if problems else 0
+
+
+def _here(context: Context) -> list[Finding]:
+    return [*_installation(), *_environment(), *_data_dir(context)]
+
+
+def _network(context: Context, peer: str | None) -> list[Finding]:
+    """Ask the running node, or look from here when none runs."""
+    from kvnet_node.network_findings import judge
+    from kvnet_node.operations.requests import NetworkCheckRequest, NetworkCheckResult
+
+    return judge(context.run("network check", NetworkCheckRequest(peer or ""), NetworkCheckResult))
 
 
 def _hint(finding: Finding) -> str:

@@ -51,6 +51,9 @@ from kvnet_node.operations.requests.identity import (
     NamespaceListRequest,
     NamespaceListResult,
     NamespaceResult,
+    RevokeRequest,
+    RevokeResult,
+    RotateResult,
     TrustRequest,
     TrustResult,
 )
@@ -64,6 +67,12 @@ from kvnet_node.operations.requests.matching import (
     PeerModelEntry,
     ResumeRequest,
     ResumeResult,
+)
+from kvnet_node.operations.requests.network import (
+    NetworkCheckRequest,
+    NetworkCheckResult,
+    PeerClock,
+    Reach,
 )
 from kvnet_node.operations.requests.node import (
     CalibrateRequest,
@@ -178,8 +187,11 @@ __all__ = [
     "NamespaceListResult",
     "NamespaceResult",
     "NeighbourEntry",
+    "NetworkCheckRequest",
+    "NetworkCheckResult",
     "PauseRequest",
     "PauseResult",
+    "PeerClock",
     "PeerEntry",
     "PeerModelEntry",
     "PeersRequest",
@@ -191,6 +203,7 @@ __all__ = [
     "PromptReport",
     "PromptSection",
     "Provided",
+    "Reach",
     "RebuildRequest",
     "RebuildResult",
     "RejectedArtifact",

@@ -1,0 +1,154 @@
+"""Look at the network of this node: what `kvnet_node.network_findings` judges."""
+
+import errno
+import ipaddress
+import sys
+
+import trio
+
+from kvnet.errors import KvnetError, PeerRefusedError, PeerUnreachableError, UnsupportedVersionError
+from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.session import PeerSession
+from kvnet.network.interface import StreamKind
+from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckRequest, NetworkCheckResult, PeerClock, Reach
+from kvnet_node.system_network import firewall_state, gateway_answers
+
+TCP_LIMIT_S = 4.0
+CONNECT_LIMIT_S = 8.0
+MAX_OWN = 8
+"""Own addresses that are tried."""
+
+_OUTCOME_OF = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "no_route",
+    errno.ENETUNREACH: "no_route",
+    errno.EADDRNOTAVAIL: "no_route",
+    errno.EHOSTDOWN: "no_route",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+async def check(context: OperationContext, request: NetworkCheckRequest) -> NetworkCheckResult:
+    """Try this node's own addresses and the one asked for, and tell what is known of neighbours and peers.
+
+    Raises:
+        UsageError: the address asked for is none.
+    """
+    services = context.services
+    around, node = services.surroundings, services.node
+    neighbours = around.neighbours() if around is not None else []
+    asked = await _ask(node, request.peer) if request.peer and node is not None else None
+    known = node.peers() if node is not None and context.serving else []
+    skews = {each.info.peer: node.clock_skew_s(each.info.peer) for each in known} if node is not None else {}
+    return NetworkCheckResult(
+        running=context.serving,
+        platform=sys.platform,
+        addresses=services.addresses() if context.serving else [],
+        own=await _own(services.addresses()) if context.serving else [],
+        discovery=around.discovery if around is not None else "",
+        hears_itself=around.hears_itself if around is not None else None,
+        neighbours=[NeighbourEntry(peer_text(n.peer), list(n.addresses), n.state, n.reason) for n in neighbours],
+        connected=len(known),
+        members=sum(each.member for each in known),
+        clocks=[PeerClock(peer_text(peer), skew) for peer, skew in skews.items() if skew is not None],
+        firewall=await trio.to_thread.run_sync(firewall_state),
+        asked=asked,
+    )
+
+
+async def _own(addresses: list[str]) -> list[Reach]:
+    """This node's addresses beyond loopback, dialled from this machine."""
+    wanted = [text for text in addresses if not ipaddress.ip_address(text.split("/")[2]).is_loopback][:MAX_OWN]
+    found: dict[str, Reach] = {}
+
+    async def dial(address: str) -> None:
+        found[address] = await try_tcp(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in wanted:
+            nursery.start_soon(dial, address)
+    return [found[address] for address in wanted]
+
+
+async def try_tcp(address: str) -> Reach:
+    """Open a TCP connection to a multiaddress and close it."""
+    began_s = trio.current_time()
+    _, family, host, _, port, *_ = address.split("/")
+    outcome, detail = "timeout", f"no answer within {TCP_LIMIT_S:g} s"
+    with trio.move_on_after(TCP_LIMIT_S):
+        try:
+            (kind, _, _, _, where), *_ = await trio.socket.getaddrinfo(
+                host, int(port), family=trio.socket.AF_INET6 if family == "ip6" else 0, type=trio.socket.SOCK_STREAM
+            )
+        except OSError as error:
+            return Reach(address, "no_name", error.strerror or str(error))
+        with trio.socket.socket(kind, trio.socket.SOCK_STREAM) as sock:
+            try:
+                await sock.connect(where)
+                outcome, detail = "open", ""
+            except OSError as error:
+                outcome, detail = _OUTCOME_OF.get(error.errno or 0, "failed"), error.strerror or str(error)
+    return Reach(address, outcome, detail, near=_is_near(host), seconds=trio.current_time() - began_s)
+
+
+def _is_near(host: str) -> bool:
+    """Whether a host is in a network this machine is in."""
+    from kvnet.network.lan.interfaces import list_interfaces
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(address in each.address.network for each in list_interfaces())
+
+
+async def _ask(node: ExchangeNode, address: str) -> Reach:
+    """Try another node's address, as far as it goes: TCP, the handshake, the session, a common namespace.
+
+    Raises:
+        UsageError: it is no address of a peer.
+    """
+    from kvnet.network.libp2p.addresses import parse_peer_address
+
+    parse_peer_address(address)
+    tcp = await try_tcp(address)
+    if tcp.outcome != "open":
+        answers = await trio.to_thread.run_sync(gateway_answers) if tcp.outcome == "no_route" and tcp.near else None
+        return Reach(address, tcp.outcome, tcp.detail, near=tcp.near, gateway_answers=answers, seconds=tcp.seconds)
+    began_s = trio.current_time()
+    peer = parse_peer_text(address.rpartition("/p2p/")[2])
+    outcome, detail, answered_by, session = await _talk(node, address, peer)
+    return Reach(
+        address,
+        outcome,
+        detail,
+        near=tcp.near,
+        agent=session.opened.agent if session is not None else "",
+        clock_skew_s=node.clock_skew_s(peer),
+        answered_by=answered_by,
+        seconds=trio.current_time() - began_s,
+    )
+
+
+async def _talk(node: ExchangeNode, address: str, peer: PeerId) -> tuple[str, str, str, PeerSession | None]:
+    """Outcome, detail, who answered instead, and the session."""
+    try:
+        session = await node.connect(address, timeout_s=CONNECT_LIMIT_S)
+    except PeerUnreachableError as error:
+        if error.answered_by is not None:
+            return "other_peer", str(error), peer_text(PeerId(error.answered_by)), None
+        return "no_handshake", str(error), "", None
+    if session is not None:
+        return ("member" if session.slots else "stranger"), "", "", session
+    return (*explain_no_session(node.session_error(peer)), "", None)
+
+
+def explain_no_session(error: KvnetError | None) -> tuple[str, str]:
+    """Outcome and detail of a session that did not open."""
+    if isinstance(error, UnsupportedVersionError):
+        return "version", str(error)
+    if isinstance(error, PeerRefusedError) and StreamKind.CONTROL.value in str(error):
+        return "not_kvnet", str(error)
+    return "no_session", str(error) if error is not None else "it did not open in time"
