@@ -42,8 +42,9 @@ _log = logging.getLogger(__name__)
 REFRESH_S = 600.0
 """Seconds after which a peer is asked for its models again."""
 
-HINT_S = 60.0
-"""A peer that asks for our models may have new ones of its own; it is asked back when the last time is so long ago."""
+HINT_S = 2.0
+"""A peer that asks for our models may have new ones of its own and is asked back, unless it was asked so shortly before
+that it only asks back itself."""
 
 SAMPLES_PER_PEER = 2 * MAX_MODELS
 """Samples a peer gets in one `REFRESH_S`: twice what it can need."""

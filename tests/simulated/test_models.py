@@ -160,6 +160,23 @@ async def test_a_sample_that_comes_later_is_compared_then(autojump_clock: MockCl
     assert found.match.verdict is Verdict.INCOMPATIBLE
 
 
+async def test_a_peer_that_has_a_new_model_is_asked_at_once(autojump_clock: MockClock, start: StartNode) -> None:
+    a, b = await start("a"), await start("b")
+    new: list[OwnModel] = []
+    ours, theirs = exchange(a, [await model()]), exchange(b, new)
+    await meet(a, b)
+    await trio.sleep(10.0)
+    assert ours.of(b.network.peer_id) == []
+    new.append(await model())
+    theirs.changed()
+    await trio.sleep(1.0)
+    assert [each.ours for each in ours.of(b.network.peer_id)] == ["toy-model"]
+    # And then they have said all there is to say.
+    asked = ours._known[b.network.peer_id].asked_s
+    await trio.sleep(60.0)
+    assert ours._known[b.network.peer_id].asked_s == asked
+
+
 async def test_another_form_of_a_model_is_named_and_another_model_is_not_matched(
     autojump_clock: MockClock, start: StartNode
 ) -> None:

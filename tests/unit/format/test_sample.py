@@ -1,4 +1,6 @@
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from kvnet.format.sample import (
     MAX_SAMPLE_BYTES,
     MAX_SAMPLE_ROWS_BYTES,
     POSITIONS,
+    SAMPLE_CONTEXT,
+    SAMPLE_STEP,
     SAMPLE_TOKENS,
     Sample,
     decode_sample,
@@ -135,6 +139,21 @@ def test_a_sample_of_another_model_or_length_is_refused() -> None:
         decode_sample(bytes(MAX_SAMPLE_BYTES + 1), MODEL)
     with pytest.raises(MalformedError):
         decode_sample(cbor.encode({"version": 1}), MODEL)
+
+
+def test_the_protocol_document_says_the_same() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    rule = document.split("sample-document = {")[1].split("\n}")[0]
+    assert tuple(re.findall(r"^  ([a-z_]+):", rule, re.MULTILINE)) == Sample.__struct_fields__
+    for text in (
+        f"rows: bstr .size (1..{MAX_SAMPLE_ROWS_BYTES})",
+        f"at most {MAX_SAMPLE_BYTES:,} bytes",
+        f"`{SAMPLE_CONTEXT}`",
+        f"steps of {SAMPLE_STEP} tokens",
+        f"of {', '.join(map(str, POSITIONS))} the first ones that fit",
+        f"its {SAMPLE_TOKENS} numbers",
+    ):
+        assert text in document
 
 
 @ROUNDS
