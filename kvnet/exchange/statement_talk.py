@@ -109,8 +109,9 @@ class Talks:
         """The talk with a session that is open."""
         return self._talks.get(session) if session is not None else None
 
-    def __len__(self) -> int:
-        return len(self._talks)
+    def listeners(self, namespace: Namespace) -> int:
+        """Peers that are told of what is new in a namespace."""
+        return len({session.peer for session in self._talks if namespace in session.slots})
 
     # --- answering ----------------------------------------------------------------------------------------------------
 

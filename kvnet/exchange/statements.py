@@ -27,6 +27,7 @@ from kvnet.protocol import gossip
 from kvnet.protocol.messages import Capability, GetStatements, Tell
 from kvnet.trust.authority import RELEVANT, Standing, standing
 from kvnet.trust.envelope import StatementType
+from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statement_book import NOT_KEPT, PlaceKey, Ranks, Row, StatementBook, Verdict, scopes_of_body
@@ -153,18 +154,20 @@ class Statements:
         make_body: Callable[[int, int], AnyStatement],
         *,
         namespaces: Sequence[Namespace] | None = None,
+        key: PublisherKey | None = None,
     ) -> SignedStatement:
-        """Sign a statement with this node's signing key, keep it, and tell the members.
+        """Sign a statement, keep it, and tell the members.
 
         Args:
             make_body: gets the sequence and the time of issue (seconds since 1970) and returns the body; called again
                 when the sequence was too low.
             namespaces: where to tell a statement that names no namespace itself; by default in all of this node's.
+            key: one of this node's; the signing key by default.
 
         Raises:
             StoreError: there are too many of its kind already.
         """
-        statement = self._sign(make_body)
+        statement = self._sign(make_body, key or self._identity.signing_key())
         named = getattr(statement.body, "namespace", None)
         if statement.kind is StatementType.INVITATION:
             return statement
@@ -233,6 +236,10 @@ class Statements:
         """What `ProviderRecord.revocations` of this node has to be in a namespace."""
         return self._book.revocations(self._identity.signing_key().public, namespace.id)
 
+    def listeners(self, namespace: Namespace) -> int:
+        """Connected members of a namespace that are told of what is new."""
+        return self._talks.listeners(namespace)
+
     def spread(self, namespace: Namespace, envelopes: Iterable[bytes], *, but: PeerSession | None = None) -> None:
         """Tell these to every connected member of a namespace that is not known to know them.
 
@@ -277,9 +284,8 @@ class Statements:
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
-    def _sign(self, make_body: Callable[[int, int], AnyStatement]) -> SignedStatement:
+    def _sign(self, make_body: Callable[[int, int], AnyStatement], key: PublisherKey) -> SignedStatement:
         now_s = self._now()
-        key = self._identity.signing_key()
         draft = sign_statement(make_body(int(now_s * 1000), int(now_s)), key)
         rank = self._ranks if draft.kind in NOT_KEPT else self._book
         last = rank.sequence(draft.kind, draft.body.subject, draft.signer)

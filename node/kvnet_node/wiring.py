@@ -29,6 +29,7 @@ from kvnet.exchange.meeting import Meetings
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.reuse import Lossy
+from kvnet.exchange.revoking import RevocationGuard
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
 from kvnet.exchange.statements import Statements
 from kvnet.exchange.tables import Tables
@@ -226,6 +227,11 @@ class Services:
         if self.node is not None:
             self.node.removed(artifact)
 
+    async def drop_live(self) -> None:
+        """Have the engines forget what they keep in memory between requests."""
+        for engine in self.engines.engines():
+            await engine.drop_live()
+
     async def namespaces_changed(self) -> None:
         """Called after namespaces changed: prefixes are indexed by them, and peers are shown what this node is in."""
         await self.lane.run(self.store.index_prefixes, self.identity.keys_of)
@@ -355,6 +361,10 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 services.node.finder.wrote = services.writes.fetched
             await nursery.start(_open_company, services, services.node, serving)
             tables = _tables(services, services.node) if serving else None
+            guard = RevocationGuard(
+                store, services.lane, identity, services.statements, services.node, services.drop_live
+            )
+            await nursery.start(guard.run)
             await nursery.start(services.node.run)
             if tables is not None:
                 await nursery.start(tables.run)

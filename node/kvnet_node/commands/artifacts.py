@@ -40,6 +40,7 @@ def list_artifacts(*, context: Context) -> None:
                         (f"lossy ({entry.codec})", entry.lossy),
                         ("pinned", entry.pinned),
                         ("incomplete", not entry.complete),
+                        ("revoked", entry.revoked),
                     )
                     if shown
                 ),
@@ -76,7 +77,7 @@ def _render_show(result: ShowResult) -> str:
             "chunks",
             f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {size}",
         ),
-        ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}"),
+        ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}{', REVOKED' if result.revoked else ''}"),
         ("signer", f"{result.signer}{' (own)' if result.own else ''}"),
         ("policy", f"{result.policy}: {result.verdict}"),
         ("namespace", result.namespace),
@@ -84,6 +85,7 @@ def _render_show(result: ShowResult) -> str:
         ("ticket", result.ticket),
         *((f"producer {key}", value) for key, value in result.producer.items()),
         *((f"fingerprint {key}", value) for key, value in result.fingerprint.items()),
+        *(("attested", said) for said in result.attestations),
         *(("derived from", f"{source['artifact']} by {source['signer']}") for source in result.derived_from),
     ]
     return pairs(items)

@@ -1,8 +1,15 @@
 """``kvnet key``: own and trusted publisher keys. Secrets stay in their files."""
 
 from kvnet_node.invocation import Context
-from kvnet_node.operations.requests import KeyListResult, KeyRequest, KeyResult, TrustRequest, TrustResult
-from kvnet_node.output import columns, escape
+from kvnet_node.operations.requests import (
+    KeyListResult,
+    KeyRequest,
+    KeyResult,
+    RotateResult,
+    TrustRequest,
+    TrustResult,
+)
+from kvnet_node.output import columns, escape, format_counted
 
 
 def new(*, context: Context) -> None:
@@ -11,6 +18,17 @@ def new(*, context: Context) -> None:
     context.output.result(result, lambda key: key.publisher)
     context.output.message(
         "new artifacts are signed with it; tell the people who trust you: kvnet key trust " + result.publisher
+    )
+
+
+def rotate(*, context: Context) -> None:
+    """Make a new signing key that is believed wherever the old one was; what the old one signed stays good."""
+    result = context.run("key rotate", KeyRequest(), RotateResult)
+    context.output.result(result, lambda key: key.publisher)
+    told = f"; {format_counted(result.told, 'connected member')} told" if result.told else ""
+    context.output.message(
+        f"new artifacts are signed with it, and members follow by themselves{told}\n"
+        f"if others may have the old key: kvnet revoke {result.old}"
     )
 
 

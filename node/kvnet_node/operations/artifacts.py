@@ -4,8 +4,10 @@ from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.store.names import NameBook, NamedVersion
+from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import publisher_text
-from kvnet.trust.policy import Refusal
+from kvnet.trust.policy import Refusal, TrustPolicy
+from kvnet.trust.statements import Attestation
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.removing import remove_everywhere
@@ -18,11 +20,11 @@ async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.Lis
     services = ctx.services
     records = await services.lane.run(services.store.artifacts)
     names = await services.lane.run(services.names.by_artifact)
-    own = services.identity.policy().own
-    return r.ListResult([_summary(record, names.get(record.hash, []), own) for record in records])
+    policy = services.identity.policy()
+    return r.ListResult([_summary(record, names.get(record.hash, []), policy) for record in records])
 
 
-def _summary(record: ArtifactRecord, names: list[NamedVersion], own: frozenset[bytes]) -> r.ArtifactSummary:
+def _summary(record: ArtifactRecord, names: list[NamedVersion], policy: TrustPolicy) -> r.ArtifactSummary:
     manifest = record.manifest
     return r.ArtifactSummary(
         artifact=artifact_text(record.hash),
@@ -34,9 +36,10 @@ def _summary(record: ArtifactRecord, names: list[NamedVersion], own: frozenset[b
         complete=record.complete,
         pinned=record.pinned,
         signer=publisher_text(manifest.publisher),
-        own=manifest.publisher in own,
+        own=manifest.publisher in policy.own,
         created=manifest.created,
         model=next((version.model for version in names if version.model), ""),
+        revoked=not policy.may_serve(manifest),
     )
 
 
@@ -78,7 +81,21 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
         ],
         context_bytes=manifest.context_size_bytes,
         ticket=services.ticket(record.hash, serving=ctx.serving),
+        revoked=not services.identity.policy().may_serve(manifest),
+        attestations=_attestations(services, record),
     )
+
+
+def _attestations(services: Services, record: ArtifactRecord) -> list[str]:
+    """What others say who have looked into an artifact, the oldest first."""
+    found = []
+    for statement in services.statements.all(StatementType.ATTESTATION, namespace=record.manifest.namespace):
+        body = statement.body
+        if isinstance(body, Attestation) and body.artifact == record.hash:
+            by = f"{publisher_text(statement.signer)} computed"
+            differs = f"another state, different by up to {body.max_difference}"
+            found.append(f"{by} {'the same state' if body.claim == 'same' else differs}")
+    return found
 
 
 def _held_chunks(services: Services, record: ArtifactRecord) -> int:

@@ -20,6 +20,7 @@ class ArtifactSummary(msgspec.Struct, frozen=True):
     created: int
     model: str = ""
     lossy: bool = False
+    revoked: bool = False
 
 
 class ListRequest(Request, frozen=True):
@@ -59,6 +60,8 @@ class ShowResult(Result, frozen=True, tag="show"):
         fingerprint: named parts of the fingerprint, digests in hex.
         derived_from: artifact hash text and signer text of every source.
         ticket: what another device of the namespace fetches it with, addresses of the running node included.
+        revoked: it, its publisher or a source is revoked.
+        attestations: what others say who have looked into it.
     """
 
     artifact: str
@@ -83,6 +86,8 @@ class ShowResult(Result, frozen=True, tag="show"):
     context_bytes: int = 0
     ticket: str = ""
     lossy: bool = False
+    revoked: bool = False
+    attestations: list[str] = []
 
 
 class VerifyRequest(Request, frozen=True):

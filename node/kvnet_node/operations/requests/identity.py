@@ -38,6 +38,58 @@ class TrustResult(Result, frozen=True, tag="trust"):
     label: str = ""
 
 
+class RotateResult(Result, frozen=True, tag="key rotate"):
+    """A new signing key, which whoever believed the old one believes too.
+
+    Attributes:
+        publisher: the new key.
+        old: the one that gives way.
+        told: connected members that are told now.
+    """
+
+    publisher: str
+    old: str
+    told: int = 0
+
+
+class RevokeRequest(Request, frozen=True):
+    """Revoke artifacts or a key.
+
+    Attributes:
+        target: NAME, NAME@VERSION, a full or short hash, or publisher text.
+        reason: in words.
+        dry_run: say what it would do, and do nothing.
+    """
+
+    target: str
+    reason: str = ""
+    dry_run: bool = False
+
+
+class RevokeResult(Result, frozen=True, tag="revoke"):
+    """What is revoked.
+
+    Attributes:
+        kind: "artifact" or "publisher".
+        targets: artifact hash texts, or one publisher text.
+        names: what people here call the artifacts.
+        scopes: names of the namespaces in which it is told.
+        whom: for whom it counts, in words.
+        held: artifacts held here that are used and served no more because of it.
+        told: connected members that are told now; others hear of it when they connect.
+        done: False when it was only asked what would be done.
+    """
+
+    kind: str
+    targets: list[str]
+    names: list[str]
+    scopes: list[str]
+    whom: str
+    held: int
+    told: int = 0
+    done: bool = True
+
+
 class KeyEntry(msgspec.Struct, frozen=True):
     """One key in a list.
 

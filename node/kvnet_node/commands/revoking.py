@@ -1,0 +1,49 @@
+"""``kvnet revoke``: have an artifact, or a key with all it signed, used and served no more."""
+
+import sys
+
+from kvnet.errors import UsageError
+from kvnet_node.invocation import Context, Invocation
+from kvnet_node.operations.requests import RevokeRequest, RevokeResult
+from kvnet_node.output import format_counted
+
+
+def revoke(target: str, /, *, reason: str = "", yes: bool = False, context: Context) -> None:
+    """Have an artifact or a key used and served no more, by all who believe you. Asks first: there is no way back.
+
+    Artifacts: those you have signed, and what was derived from them. Keys: older ones of yours, those of your other
+    machines, of members of swarms you have made, and for your own machines those of anybody you trust.
+
+    Args:
+        target: NAME, NAME@VERSION, a full or short hash; or a publisher, as kvnet key list shows it.
+        reason: in a few words; members read it.
+        yes: do not ask.
+    """
+    if not yes:
+        _confirm(context, target, reason)
+    result = context.run("revoke", RevokeRequest(target, reason), RevokeResult)
+    context.output.result(result, lambda revoked: "\n".join(revoked.targets))
+    told = f"told {format_counted(result.told, 'connected member')}; " if result.told else ""
+    context.output.message(
+        f"revoked: it counts for {result.whom}\n"
+        f"{format_counted(result.held, 'artifact')} here used and served no more, and kept: kvnet rm removes them\n"
+        f"{told}members of {', '.join(result.scopes)} hear of it when they next connect to one who knows"
+    )
+
+
+def _confirm(context: Invocation, target: str, reason: str) -> None:
+    seen = context.run("revoke", RevokeRequest(target, reason, dry_run=True), RevokeResult)
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "expected somebody at a terminal to confirm what is revoked for good, found none",
+            hint=f"kvnet revoke {target} --yes says it beforehand",
+        )
+    what = "the key and all it signed" if seen.kind == "publisher" else ", ".join(seen.names or seen.targets)
+    context.output.warning(
+        f"{what}, and what was derived from it, will be used and served no more.\n"
+        f"It counts for {seen.whom}, and is told to members of {', '.join(seen.scopes)}. "
+        f"{format_counted(seen.held, 'artifact')} here are concerned.\n"
+        "There is no way back. Revoke it? Type yes:"
+    )
+    if sys.stdin.readline().strip() != "yes":
+        raise UsageError("not revoked: the answer was not yes")

@@ -1,0 +1,203 @@
+"""Operations that take back what was signed: revoke an artifact or a key, let a key give way to another."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvnet.errors import TrustError, UsageError
+from kvnet.format.hashes import artifact_text
+from kvnet.store.interface import ArtifactRecord
+from kvnet.store.names import NamedVersion
+from kvnet.trust.keys import TEXT_PREFIX, PublisherKey, parse_publisher_text, publisher_text
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.statements import KeyRotation, Revocation, rotation_message
+from kvnet_node.operations import requests as r
+from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.targets import held_artifact, resolve_version
+from kvnet_node.wiring import Services
+
+MAX_REASON_LENGTH = 200
+
+_EVERYWHERE = "everybody who hears of it"
+_OWN_MACHINES = "this machine and your others, and nobody else"
+
+
+@dataclass(frozen=True)
+class _Saying:
+    """One revocation to be said.
+
+    Attributes:
+        kind: what is revoked.
+        target: artifact hash or publisher id.
+        key: that signs, so that it counts for as many as it can.
+        namespaces: where it is told.
+    """
+
+    kind: Literal["artifact", "publisher"]
+    target: bytes
+    key: PublisherKey
+    namespaces: tuple[Namespace, ...]
+
+
+async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeResult:
+    """Have an artifact, or a key with all it signed, used and served no more."""
+    if len(request.reason) > MAX_REASON_LENGTH:
+        raise UsageError(
+            f"expected a reason of at most {MAX_REASON_LENGTH} characters, found {len(request.reason)}",
+            hint="members read it; a few words will do",
+        )
+    services = ctx.services
+    if request.target.strip().lower().startswith(TEXT_PREFIX):
+        kind, sayings, whom = "publisher", *_of_key(services, parse_publisher_text(request.target))
+        texts, names = [publisher_text(sayings[0].target)], list[str]()
+    else:
+        kind, (sayings, whom, names) = "artifact", await _of_artifact(services, request.target)
+        texts = [artifact_text(target) for target in dict.fromkeys(saying.target for saying in sayings)]  # type: ignore[arg-type]
+    scopes = list(dict.fromkeys(namespace for saying in sayings for namespace in saying.namespaces))
+    before = await _usable(services)
+    if not request.dry_run:
+        for saying in sayings:
+            await _say(services, saying, request.reason)
+    after = await _usable(services)
+    return r.RevokeResult(
+        kind=kind,
+        targets=texts,
+        names=names,
+        scopes=[namespace.name for namespace in scopes],
+        whom=whom,
+        held=_concerned(before, sayings) if request.dry_run else len(before) - len(after),
+        told=max((services.statements.listeners(namespace) for namespace in scopes), default=0),
+        done=not request.dry_run,
+    )
+
+
+async def _say(services: Services, saying: _Saying, reason: str) -> None:
+    await services.statements.say(
+        lambda sequence, issued: Revocation(
+            sequence=sequence, issued=issued, expires=0, kind=saying.kind, target=saying.target, reason=reason
+        ),
+        namespaces=saying.namespaces,
+        key=saying.key,
+    )
+
+
+async def _usable(services: Services) -> list[ArtifactRecord]:
+    """What is held and not revoked."""
+    policy = services.identity.policy()
+    return [record for record in await services.lane.run(services.store.artifacts) if policy.may_serve(record.manifest)]
+
+
+def _concerned(records: Iterable[ArtifactRecord], sayings: Sequence[_Saying]) -> int:
+    """How many of the artifacts are of what is to be revoked, or derived from it."""
+    targets = {saying.target for saying in sayings}
+
+    def is_concerned(record: ArtifactRecord) -> bool:
+        spans = record.manifest.derived_from
+        named = {record.hash, record.manifest.publisher}
+        return not targets.isdisjoint(named.union(*({span.artifact, span.publisher} for span in spans)))
+
+    return sum(map(is_concerned, records))
+
+
+# --- artifacts --------------------------------------------------------------------------------------------------------
+
+
+async def _of_artifact(services: Services, text: str) -> tuple[list[_Saying], str, list[str]]:
+    meant = await resolve_version(services, text)
+    record = await held_artifact(services, text)
+    wanted = {record.hash}
+    if isinstance(meant, NamedVersion):
+        wanted |= {meant.artifact, *meant.others}
+    own = {key.public: key for key in services.identity.publisher_keys()}
+    publisher = record.manifest.publisher
+    policy = services.identity.policy()
+    if publisher not in own and publisher not in policy.devices:
+        raise TrustError(
+            f"expected an artifact that you have signed, found one of {publisher_text(publisher)}",
+            hint=f"kvnet key untrust {publisher_text(publisher)} uses nothing of that key any more; "
+            f"kvnet rm {text} removes this one",
+        )
+    # What was shared is a manifest of its own over the same chunks.
+    held = await services.lane.run(services.store.artifacts)
+    same = [each for each in held if each.manifest.root == record.manifest.root and each.manifest.publisher in own]
+    sayings = []
+    for each in {found.hash: found for found in [*same, *(h for h in held if h.hash in wanted)]}.values():
+        if policy.standing.is_revoked_artifact(each.hash, each.manifest.publisher):
+            continue
+        key = own.get(each.manifest.publisher) or _device_key(services)
+        sayings.append(_Saying("artifact", each.hash, key, _told_in(services, each.manifest.namespace)))
+    if not sayings:
+        raise UsageError(f"{text} is revoked already", hint="kvnet show says what is known of it")
+    names = await services.lane.run(services.names.names_of, record.hash)
+    return sayings, _EVERYWHERE if publisher in own else _OWN_MACHINES, names
+
+
+def _told_in(services: Services, namespace: bytes) -> tuple[Namespace, ...]:
+    """The namespace of an artifact, and ``mine``: what was derived from it may be there."""
+    mine, *others = services.identity.namespaces()
+    return (mine, *(each for each in others if each.id == namespace))
+
+
+def _device_key(services: Services) -> PublisherKey:
+    """The key by which this node is one of the owner's machines."""
+    rosters = services.memberships.rosters
+    roster = rosters.roster(services.identity.namespaces()[0].id)
+    key = rosters.own_key(roster) if roster is not None else None
+    return key or services.identity.signing_key()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _of_key(services: Services, publisher: bytes) -> tuple[list[_Saying], str]:
+    identity, policy = services.identity, services.identity.policy()
+    namespaces = identity.namespaces()
+    if policy.standing.is_revoked(publisher, namespaces[0].id):
+        raise UsageError(f"{publisher_text(publisher)} is revoked already", hint="kvnet key list")
+    if publisher == identity.signing_key().public:
+        raise UsageError(
+            "expected a key that signs no longer, found the one that signs what this node adds",
+            hint="kvnet key rotate makes a new one that is believed in its place; then revoke the old one",
+        )
+    own = {key.public: key for key in identity.publisher_keys()}
+    if publisher in own:
+        return [_Saying("publisher", publisher, own[publisher], namespaces)], _EVERYWHERE
+    known = publisher in policy.devices or publisher in policy.trusted
+    sayings = [_Saying("publisher", publisher, _device_key(services), namespaces[:1])]
+    founded = []
+    for namespace in namespaces[1:]:
+        roster = services.memberships.rosters.roster(namespace.id)
+        if roster is None or publisher not in roster.members:
+            continue
+        known = True
+        if roster.founder in own:
+            founded.append(namespace.name)
+            sayings.append(_Saying("publisher", publisher, own[roster.founder], (namespace,)))
+    if not known:
+        raise UsageError(
+            "expected a key of yours, of one of your machines, of a member or of a trusted publisher, "
+            "found one that nobody here knows",
+            hint="kvnet key list and kvnet swarm members show them; what an unknown key signs is not used anyway",
+        )
+    whom = f"the members of {' and '.join(founded)}, and your machines" if founded else _OWN_MACHINES
+    return sayings, whom
+
+
+async def rotate(ctx: OperationContext, request: r.KeyRequest) -> r.RotateResult:  # noqa: ARG001
+    """Make a new signing key, and have both keys say that the new one stands for the old one."""
+    services = ctx.services
+    old = services.identity.signing_key()
+    if services.identity.policy().standing.is_revoked(old.public, b""):
+        raise UsageError(
+            "expected a key that is not revoked, found that this one is", hint="kvnet key new makes another"
+        )
+    services.identity.new_key()
+    new = services.identity.signing_key()
+
+    def body(sequence: int, issued: int) -> KeyRotation:
+        signature = new.sign(rotation_message(old.public, new.public, sequence))
+        return KeyRotation(sequence=sequence, issued=issued, expires=0, new=new.public, new_signature=signature)
+
+    await services.statements.say(body, key=old)
+    told = max((services.statements.listeners(each) for each in services.identity.namespaces()), default=0)
+    return r.RotateResult(publisher_text(new.public), publisher_text(old.public), told)
