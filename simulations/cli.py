@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument(
         "--requests", type=_counted("--requests", 0, 10_000_000), default=0, help="at most so many of the trace"
     )
-    estimate.add_argument("--stretch", type=float, default=1.0, help="all times are multiplied by it; 1 by default")
+    estimate.add_argument(
+        "--stretch", type=float, default=0.0, help="all times are multiplied by it; by default as much as needed"
+    )
     _add_seed(estimate)
     _add_out(estimate)
 

@@ -9,9 +9,11 @@ from msgspec import Struct
 from kvnet.errors import MalformedError, UsageError
 from simulations.scenario import Scenario, parse
 from simulations.workload.traces import find
+from simulations.world.building import build
 
 ESTIMATED: Final = ("none", "own", "swarm", "central")
 """Policies that are shown beside each other."""
+BUSY_SHARE: Final = 0.3
 MAX_CALIBRATION_BYTES: Final = 1 << 20
 
 
@@ -40,7 +42,7 @@ def scenario_of(
     link: str,
     calibration: str = "",
     requests: int = 0,
-    stretch: float = 1.0,
+    stretch: float = 0.0,
 ) -> Scenario:
     """Some machines that are alike, and a trace.
 
@@ -52,7 +54,8 @@ def scenario_of(
         link: as the tables have it.
         calibration: a file; none if empty.
         requests: at most so many of the trace; 0 for all.
-        stretch: all times are multiplied by it.
+        stretch: all times are multiplied by it; 0 for what leaves the machines `BUSY_SHARE` busy without any reuse,
+            since a trace of a data centre would drown them.
 
     Raises:
         UsageError: no such trace or file.
@@ -72,16 +75,38 @@ def scenario_of(
             "kv_bytes_per_token": measured.kv_bytes_per_token,
         }
     path = find(trace)
-    return parse(
+    stretched = f", at {1 / stretch:.2g} times its pace" if stretch not in {0.0, 1.0} else ""
+    workload = {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch or 1.0}
+    scenario = parse(
         {
             "name": "estimate",
-            "title": f"{machines:,} machines ({like}) on {link}: {path.name}",
+            "title": f"{machines:,} machines ({like}) on {link}: {path.name}{stretched}",
             "model": model,
             "machines": [group],
-            "workload": {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch},
+            "workload": workload,
         },
         where="estimate",
     )
+    if stretch:
+        return scenario
+    return scenario_of(
+        trace,
+        machines=machines,
+        chip=chip,
+        model=model,
+        link=link,
+        calibration=calibration,
+        requests=requests,
+        stretch=max(1e-6, _leisurely(scenario)),
+    )
+
+
+def _leisurely(scenario: Scenario) -> float:
+    """The stretch at which the machines are `BUSY_SHARE` busy with prefill when nothing is reused."""
+    setup = build(scenario, 0)
+    machine = setup.nodes[0].machine
+    busy_s = sum(machine.prefill.seconds(0, n_input) for n_input in setup.stream.n_input.tolist())
+    return float(busy_s / len(setup.nodes) / BUSY_SHARE / max(1.0, setup.stream.duration_s))
 
 
 def _read(path: Path) -> _Calibration:

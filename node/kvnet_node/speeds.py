@@ -91,7 +91,7 @@ class Speeds:
         self._file = file
         self._calibrations_file = calibrations_file
         self._known = _read(file, dict[str, float])
-        self._calibrations = _read(calibrations_file, dict[str, Calibration])
+        self._calibrations = read_calibrations(calibrations_file)
 
     def prefill_tokens_s(self, model: Path) -> float:
         """The speed known for a model; 0 when it was never measured."""
@@ -130,6 +130,11 @@ class Speeds:
         if not tokens_s or info.fingerprint is None:
             return None
         return Machine(PrefillSpeed([SpeedPoint(0, tokens_s)]), ASSUMED_RESTORE_BYTES_S, calibrated=False)
+
+
+def read_calibrations(file: Path) -> dict[str, Calibration]:
+    """The calibrations kept in a file, by fingerprint; a missing or broken one is empty."""
+    return _read(file, dict[str, Calibration])
 
 
 def _read(file: Path, kind: type[dict[str, T]]) -> dict[str, T]:

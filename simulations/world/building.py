@@ -3,8 +3,10 @@
 import numpy as np
 
 from kvnet.errors import ConfigError
+from kvnet.format.codecs import Codec
+from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
 from simulations import chips
-from simulations.scenario import Machines, Scenario
+from simulations.scenario import Machines, Measured, Scenario
 from simulations.workload.requests import RequestStream
 from simulations.workload.work import prepare
 from simulations.world.setup import GB, NodeSetup, Partition, SiteSetup, WorldSetup
@@ -66,17 +68,36 @@ def _node(scenario: Scenario, group: Machines, site: int, liar: bool) -> NodeSet
     except ConfigError as error:
         raise _at("model", error) from error
     budget = int(group.ssd_write_gb_a_day * GB)
+    measured = group.measured
     return NodeSetup(
-        machine=chips.machine(chip, model),
+        machine=machine_of(measured) if measured else chips.machine(chip, model),
         link=_link("machines.link", group.link),
         model=model.name,
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        answer_tokens_s=chips.answer_tokens_s(chip, model),
+        kv_bytes_per_token=measured.kv_bytes_per_token if measured else model.kv_bytes_per_token,
+        answer_tokens_s=measured.answer_tokens_s if measured else chips.answer_tokens_s(chip, model),
         live_bytes=int(group.ram_gb * GB),
         site=site,
         quota_bytes=int(group.disk_gb * GB),
         write_budget_bytes_day=budget or UNLIMITED_BYTES_DAY,
         liar=liar,
+    )
+
+
+def machine_of(measured: Measured) -> Machine:
+    """What a machine measured itself, for planning.
+
+    Raises:
+        ConfigError: a codec that nobody knows.
+    """
+    known = {codec.value: codec for codec in Codec}
+    for name in measured.decode_bytes_s:
+        if name not in known:
+            raise ConfigError(f"machines.measured.decode_bytes_s: expected one of {', '.join(known)}, found {name!r}")
+    return Machine(
+        PrefillSpeed(SpeedPoint(position, tokens_s) for position, tokens_s in measured.prefill),
+        measured.restore_bytes_s,
+        measured.restore_fixed_s,
+        {known[name]: rate for name, rate in measured.decode_bytes_s.items()},
     )
 
 
