@@ -56,36 +56,40 @@ class Measurements:
     """All findings of a node."""
 
     def __init__(self) -> None:
-        self._findings: dict[tuple[bytes, bytes], Finding] = {}
+        self._of_model: dict[bytes, dict[bytes, Finding]] = {}
         self.changed: Callable[[], None] = lambda: None
 
     def load(self, findings: Iterable[Finding], now_s: float) -> None:
         """Take up what an earlier run found; `now_s` is seconds since 1970."""
         for each in findings:
             if each.found_s > now_s - KEEP_S:
-                self._findings[each.peer, each.fingerprint] = each
+                self._put(each)
 
     def all(self) -> list[Finding]:
         """Every finding, those made longest ago first."""
-        return sorted(self._findings.values(), key=lambda each: each.found_s)
+        found = [each for of_peer in self._of_model.values() for each in of_peer.values()]
+        return sorted(found, key=lambda each: each.found_s)
 
     def find(self, peer: PeerId, fingerprint: bytes, ours: bytes, theirs: bytes) -> Measured | None:
         """What was found of these two samples; None when they have not been compared."""
-        found = self._findings.get((peer, fingerprint))
+        found = self._of_model.get(fingerprint, {}).get(peer)
         return found.measured if found is not None and (found.ours, found.theirs) == (ours, theirs) else None
 
     def note(self, finding: Finding) -> None:
         """Keep a finding; an older one of the same peer and model counts no longer."""
-        self._findings[finding.peer, finding.fingerprint] = finding
+        self._put(finding)
         for each in self.all()[:-MAX_FINDINGS]:
-            del self._findings[each.peer, each.fingerprint]
+            del self._of_model[each.fingerprint][each.peer]
         self.changed()
 
     def worst(self, fingerprint: bytes, ours: Producer, theirs: Producer) -> Measured | None:
         """The worst that was found between two kinds of machines with a model; None when nothing was."""
         found = [
             each.measured
-            for each in self._findings.values()
-            if (each.fingerprint, each.our_producer, each.their_producer) == (fingerprint, ours, theirs)
+            for each in self._of_model.get(fingerprint, {}).values()
+            if (each.our_producer, each.their_producer) == (ours, theirs)
         ]
         return max(found, key=lambda each: (not each.tolerated, each.difference or 0.0), default=None)
+
+    def _put(self, finding: Finding) -> None:
+        self._of_model.setdefault(finding.fingerprint, {})[finding.peer] = finding

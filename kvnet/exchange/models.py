@@ -35,7 +35,6 @@ from kvnet.protocol.messages import (
     Request,
     Sample,
 )
-from kvnet.trust.namespace import PUBLIC
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +45,11 @@ HINT_S = 2.0
 """A peer that asks for our models may have new ones of its own and is asked back, unless it was asked so shortly before
 that it only asks back itself."""
 
+HINTS_PER_PEER = 8
+"""Times a peer is asked back in one `REFRESH_S`."""
+
 SAMPLES_PER_PEER = 2 * MAX_MODELS
-"""Samples a peer gets in one `REFRESH_S`: twice what it can need."""
+"""Samples a peer gets, and is asked for, in one `REFRESH_S`: twice what is needed."""
 
 MAX_NAME_CHARACTERS = 256
 """Of a model's name; what `ModelEntry` takes."""
@@ -93,6 +95,23 @@ class PeerModel:
 
 
 @dataclass(slots=True)
+class _Allowance:
+    """So many times in one `REFRESH_S`."""
+
+    most: int
+    used: int = 0
+    since_s: float = float("-inf")
+
+    def take(self) -> bool:
+        """Once more, if that is allowed."""
+        now_s = trio.current_time()
+        if now_s - self.since_s >= REFRESH_S:
+            self.used, self.since_s = 0, now_s
+        self.used += 1
+        return self.used <= self.most
+
+
+@dataclass(slots=True)
 class _Known:
     """What is known of one connected peer, as long as it has a session."""
 
@@ -100,8 +119,9 @@ class _Known:
     models: list[PeerModel] = field(default_factory=list)
     asked_s: float = float("-inf")
     hint: trio.Event = field(default_factory=trio.Event)
-    given: int = 0
-    given_since_s: float = float("-inf")
+    hints: _Allowance = field(default_factory=lambda: _Allowance(HINTS_PER_PEER))
+    given: _Allowance = field(default_factory=lambda: _Allowance(SAMPLES_PER_PEER))
+    wanted: _Allowance = field(default_factory=lambda: _Allowance(SAMPLES_PER_PEER))
 
 
 class ModelExchange:
@@ -153,10 +173,10 @@ class ModelExchange:
 
     def _answer_models(self, session: PeerSession, request: Request) -> Reply:
         assert isinstance(request, GetModels)  # noqa: S101 - answerers are called by kind
-        if not _shown(session, request.slot):
+        if request.slot not in session.member_slots:
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
         known = self._of(session.peer)
-        if trio.current_time() - known.asked_s >= HINT_S:
+        if trio.current_time() - known.asked_s >= HINT_S and known.hints.take():
             known.hint.set()
         entries = tuple(_entry(own) for own in self._models()[:MAX_MODELS])
         return Models(request_id=request.request_id, models=entries)
@@ -165,13 +185,9 @@ class ModelExchange:
         assert isinstance(request, GetSample)  # noqa: S101 - answerers are called by kind
         samples = (own.sample for own in self._models() if own.here.fingerprint.hash == request.fingerprint)
         sample = next(samples, b"")
-        if not _shown(session, request.slot) or not sample:
+        if request.slot not in session.member_slots or not sample:
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        known, now_s = self._of(session.peer), trio.current_time()
-        if now_s - known.given_since_s >= REFRESH_S:
-            known.given, known.given_since_s = 0, now_s
-        known.given += 1
-        if known.given > SAMPLES_PER_PEER:
+        if not self._of(session.peer).given.take():
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         return Sample(request_id=request.request_id, sample=sample)
 
@@ -203,7 +219,7 @@ class ModelExchange:
     @staticmethod
     def can_ask(session: PeerSession) -> bool:
         """Whether a peer tells of its models."""
-        return bool(_slots(session)) and Capability.MODELS in session.opened.capabilities
+        return bool(session.member_slots) and Capability.MODELS in session.opened.capabilities
 
     async def refresh(self, session: PeerSession) -> list[PeerModel]:
         """Ask a member for its models, and compare them with those here.
@@ -214,7 +230,7 @@ class ModelExchange:
         """
         known = self._of(session.peer)
         known.asked_s = trio.current_time()
-        slot = next(iter(_slots(session)))
+        slot = session.member_slots[0]
         reply = await session.ask(GetModels(request_id=0, slot=slot))
         expect(reply, Models)
         assert isinstance(reply, Models)  # noqa: S101 - for the type checker
@@ -239,6 +255,8 @@ class ModelExchange:
         measured = self._measured.find(session.peer, fingerprint, own.digest, announced)
         if measured is not None:
             return with_measured(ours, theirs, measured)
+        if not self._of(session.peer).wanted.take():
+            return None
         reply = await session.ask(GetSample(request_id=0, slot=slot, fingerprint=fingerprint))
         expect(reply, Sample)
         assert isinstance(reply, Sample)  # noqa: S101 - for the type checker
@@ -262,16 +280,6 @@ class ModelExchange:
                 )
             )
         return match
-
-
-def _slots(session: PeerSession) -> list[int]:
-    """Slots of namespaces with members; who only shares what is public is told nothing."""
-    return [slot for slot in session.opened.namespaces if _shown(session, slot)]
-
-
-def _shown(session: PeerSession, slot: int) -> bool:
-    namespace = session.opened.namespaces.get(slot)
-    return namespace is not None and namespace.id != PUBLIC.id
 
 
 def _entry(own: OwnModel) -> ModelEntry:

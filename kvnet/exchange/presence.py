@@ -69,7 +69,7 @@ class Presences:
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
                 for session in self._node.sessions():
-                    if Capability.PRESENCE in session.opened.capabilities:
+                    if _minds(session):
                         nursery.start_soon(self._tell, session, PresenceState.LEAVING)
 
     def _answer(self, session: PeerSession, request: Request) -> Reply:
@@ -90,7 +90,7 @@ class Presences:
         try:
             while True:
                 changed = self._changed
-                if self._own is not told and Capability.PRESENCE in session.opened.capabilities:
+                if self._own is not told and _minds(session):
                     told = self._own
                     await self._tell(session, told)
                 await changed.wait()
@@ -102,3 +102,8 @@ class Presences:
             await session.ask(Presence(request_id=0, state=state.value))
         except KvnetError as error:
             _log.debug("a peer was not told that this node is %s: %s", state.value, error)
+
+
+def _minds(session: PeerSession) -> bool:
+    """Whether a peer is told how this node is: a member that understands it."""
+    return bool(session.member_slots) and Capability.PRESENCE in session.opened.capabilities

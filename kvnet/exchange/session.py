@@ -26,7 +26,7 @@ from kvnet.protocol.session import (
     SessionExpired,
     SessionOpened,
 )
-from kvnet.trust.namespace import Namespace
+from kvnet.trust.namespace import PUBLIC, Namespace
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -115,6 +115,11 @@ class PeerSession:
         if not self.closed.is_set():
             self._machine.reply(reply)
             self._wanted.set()
+
+    @property
+    def member_slots(self) -> list[int]:
+        """Slots of the proved namespaces that have members, which is all but the public one."""
+        return [slot for slot, namespace in self.opened.namespaces.items() if namespace.id != PUBLIC.id]
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the session until the peer goes or breaks the protocol; ``started`` when the handshake is done.

@@ -5,12 +5,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
 
 from kvnet.engine.toy import ToyCosts, ToyEngine, toy_fingerprint
 from kvnet.errors import PeerRefusedError
+from kvnet.exchange.measured import Finding
 from kvnet.exchange.models import SAMPLES_PER_PEER, ModelExchange, OwnModel
 from kvnet.exchange.reuse import Rejected, judge
 from kvnet.format.fingerprint import Comparison, Producer, Verdict
@@ -122,6 +124,32 @@ async def test_state_of_a_machine_that_computes_something_else_is_not_reused(
     assert "% apart" in verdict.text
     # The kind of machine counts, and no other.
     assert isinstance(await judged(a, b, MAC), Comparison)
+
+
+async def test_a_prompt_is_computed_rather_than_continued_from_a_machine_that_computes_something_else(
+    autojump_clock: MockClock, start: StartNode
+) -> None:
+    a, b = await start("a", who=identity("a", trusts=["b"])), await start("b")
+    models = exchange(a, [await model(producer=a.engine.info.producer)])
+    exchange(b, [await model(producer=b.engine.info.producer, error=0.5)])
+    await b.add(TOKENS)
+    assert (await a.generate([*TOKENS, 7], reuse=False)).reused_tokens == 0
+    await meet(a, b)
+    (found,) = models.of(b.network.peer_id)
+    assert found.match is not None
+    assert found.match.verdict is Verdict.INCOMPATIBLE
+    answer = await a.generate([*TOKENS, 7])
+    assert answer.reused_tokens == 0
+    assert "measured" in {rejected.code for rejected in answer.rejected}
+    # Once the other machine was mended, and has made a new sample, its state is used.
+    a.identity.numerics.note(mended(a))
+    assert (await a.generate([*TOKENS, 8])).reused_tokens > 500
+
+
+def mended(node: Node) -> Finding:
+    """The finding of a machine that was mended."""
+    (found,) = node.identity.numerics.all()
+    return msgspec.structs.replace(found, tolerated=True, difference=0.0)
 
 
 async def test_what_this_node_made_itself_is_used_whatever_another_claims_to_be(
