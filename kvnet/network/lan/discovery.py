@@ -7,9 +7,9 @@ under new names and whoever wants to know is told.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -25,7 +25,7 @@ from kvnet.network.lan.records import (
     private_interfaces,
     read_heard,
 )
-from kvnet.network.lan.responder import Responder
+from kvnet.network.lan.responder import OnGone, OnHeard, Responder
 from kvnet.protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -33,13 +33,59 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 3.0
-"""Seconds from one look at the interfaces and the clocks to the next."""
 QUEUE = 256
 """What was heard and not looked at yet; the oldest of more is dropped, and heard again when it is said again."""
-FIRST_PAUSE_S = 5.0
-MAX_PAUSE_S = 300.0
-"""How long mDNS is left alone after it failed; doubles with each failure."""
+
+
+class Responding(Protocol):
+    """One run of mDNS; see `Responder`."""
+
+    failure: str
+    heard_itself: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+    def stop(self) -> None:
+        """End; may block for a moment."""
+
+
+Respond = Callable[[Announcement, Sequence[str], OnHeard, OnGone], Responding]
+"""Makes a run of mDNS: what to say, on which addresses, and whom to tell, from another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanPace:
+    """How often.
+
+    Attributes:
+        look_s: seconds from one look at the interfaces and the clocks to the next.
+        first_pause_s: how long mDNS is left alone after it failed; doubles with each failure.
+        max_pause_s: the longest of these pauses.
+    """
+
+    look_s: float = 3.0
+    first_pause_s: float = 5.0
+    max_pause_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class LanSystem:
+    """What discovery needs of the machine.
+
+    Attributes:
+        interfaces: its addresses, now.
+        respond: makes a run of mDNS.
+        clocks: seconds of its wall clock and of its monotonic one, now.
+    """
+
+    interfaces: Callable[[], list[LanInterface]] = list_interfaces
+    respond: Respond = Responder
+    clocks: Callable[[], tuple[float, float]] = lambda: (time.time(), time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +111,8 @@ class LanDiscovery:
         addresses: where it listens, multiaddr texts; asked anew whenever mDNS begins.
         events: who is told.
         random: fresh random bytes, for names.
-        interfaces: this machine's.
+        pace: how often.
+        system: the machine.
     """
 
     def __init__(
@@ -75,16 +122,18 @@ class LanDiscovery:
         events: LanEvents,
         *,
         random: Callable[[int], bytes],
-        interfaces: Callable[[], list[LanInterface]] = list_interfaces,
+        pace: LanPace | None = None,
+        system: LanSystem | None = None,
     ) -> None:
         self._peer = peer
         self._addresses = addresses
         self._events = events
         self._random = random
-        self._list_interfaces = interfaces
+        self._pace = pace or LanPace()
+        self._system = system or LanSystem()
         self._interfaces: list[LanInterface] = []
         self._announcement: Announcement | None = None
-        self._responder: Responder | None = None
+        self._responder: Responding | None = None
         self._queue: deque[Heard | str] = deque(maxlen=QUEUE)
         self._arrived = trio.Event()
         self._failures = 0
@@ -103,20 +152,20 @@ class LanDiscovery:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read)
-                self._interfaces = self._list_interfaces()
+                self._interfaces = self._system.interfaces()
                 await self._begin(token)
                 task_status.started()
                 while True:
-                    await trio.sleep(LOOK_S)
+                    await trio.sleep(self._pace.look_s)
                     await self._look(token, clocks)
         finally:
             with trio.CancelScope(shield=True):
                 await self._end()
 
     async def _look(self, token: trio.lowlevel.TrioToken, clocks: ClockWatch) -> None:
-        interfaces = self._list_interfaces()
+        interfaces = self._system.interfaces()
         moved = interfaces != self._interfaces
-        woke = clocks.jumped(time.time(), time.monotonic())
+        woke = clocks.jumped(*self._system.clocks())
         self._interfaces = interfaces
         if moved or woke:
             _log.info("the network changed" if moved else "awake again, or the clock was set")
@@ -131,7 +180,7 @@ class LanDiscovery:
             await self._begin(token)
 
     def _note_failure(self, reason: str) -> None:
-        pause_s = min(FIRST_PAUSE_S * 2.0**self._failures, MAX_PAUSE_S)
+        pause_s = min(self._pace.first_pause_s * 2.0**self._failures, self._pace.max_pause_s)
         self._failures = min(self._failures + 1, 16)
         self._pause_until_s = trio.current_time() + pause_s
         self.status = f"failed: {reason}"
@@ -153,7 +202,8 @@ class LanDiscovery:
             except trio.RunFinishedError:
                 return
 
-        self._responder = Responder(self._announcement, [str(each.address.ip) for each in near], deliver, deliver)
+        addresses = [str(each.address.ip) for each in near]
+        self._responder = self._system.respond(self._announcement, addresses, deliver, deliver)
         self._responder.start()
         self.status = "on " + ", ".join(f"{each.name} ({each.address.ip})" for each in near)
         await trio.lowlevel.checkpoint()

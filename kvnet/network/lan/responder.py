@@ -18,10 +18,10 @@ from kvnet.network.lan.records import MAX_NAME_CHARACTERS, SERVICE_TYPE, Announc
 
 _log = logging.getLogger(__name__)
 
-MAX_INSTANCES = 256
-"""Service instances that are looked at; further ones are passed over until some have gone."""
 MAX_RESOLVING = 8
-"""Instances asked about at a time."""
+"""Service instances asked about at a time."""
+MAX_WAITING = 256
+"""Service instances that wait for it; further ones are passed over until they are heard of again."""
 MAX_CACHED_RECORDS = 20_000
 """zeroconf keeps whatever it hears until it expires; beyond this it is begun anew."""
 RESOLVE_TIMEOUT_MS = 3000
@@ -53,7 +53,6 @@ class Responder:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
-        self._known: set[str] = set()
         self._resolving: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(MAX_RESOLVING)
         self.failure = ""
@@ -116,16 +115,12 @@ class Responder:
         if len(name) > MAX_NAME_CHARACTERS:
             return
         if state_change is ServiceStateChange.Removed:
-            self._known.discard(name)
             self._on_gone(name)
             return
         if self._announcement is not None and name == self._announcement.instance:
             self.heard_itself = True
             return
-        if len(self._known) >= MAX_INSTANCES and name not in self._known:
-            return
-        self._known.add(name)
-        if len(self._resolving) < MAX_INSTANCES:
+        if len(self._resolving) < MAX_WAITING:
             task = asyncio.get_running_loop().create_task(self._resolve(zeroconf, service_type, name))
             self._resolving.add(task)
             task.add_done_callback(self._resolving.discard)
