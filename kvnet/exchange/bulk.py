@@ -66,6 +66,9 @@ MAX_WINDOW_BYTES: Final = 64 * 1024 * 1024
 """Bytes asked for and on their way, a connection. Nothing is kept for them on either side: what is read ahead of the
 store is bounded by the receiver, and what is sent ahead of it by TCP."""
 
+TAKEN_BACK_S: Final = 2.0
+"""Seconds in which what a fetch left unanswered must be through, for the connection to be kept."""
+
 RETRY_S: Final = 300.0
 """Seconds before a bulk connection is tried again with a peer where it failed."""
 
@@ -156,6 +159,11 @@ class BulkTransport:
         """Bulk connections now, each with its thread."""
         return len(self._receivers) + len(self._senders)
 
+    @property
+    def n_at_rest(self) -> int:
+        """Those of them that wait for the next fetch."""
+        return sum(map(len, self._warm.values()))
+
     def way_of(self, peer: PeerId) -> str:
         """How chunks come from a peer, in words; "" when none have been fetched from it."""
         way = self._ways.get(peer)
@@ -222,11 +230,29 @@ class BulkTransport:
 
     def _put_back(self, peer: PeerId, receiver: Receiver) -> bool:
         """Keep a connection for the next fetch; False when it is of no more use."""
-        if not receiver.usable or self._nursery is None:
+        if self._nursery is None:
             return False
+        if receiver.usable:
+            self._keep_warm(peer, receiver)
+            return True
+        session = self._find_session(peer)
+        if not receiver.stands or session is None or Capability.BULK_CANCEL not in session.opened.capabilities:
+            return False
+        self._nursery.start_soon(self._take_back, peer, receiver)
+        return True
+
+    def _keep_warm(self, peer: PeerId, receiver: Receiver) -> None:
         receiver.rest()
         self._warm.setdefault(peer, []).append(_Warm(receiver, trio.current_time()))
-        return True
+
+    async def _take_back(self, peer: PeerId, receiver: Receiver) -> None:
+        """Nobody wants what was asked for any more: keep the connection if it is soon free of it."""
+        with trio.move_on_after(TAKEN_BACK_S):
+            await receiver.cancel()
+        if receiver.usable:
+            self._keep_warm(peer, receiver)
+        else:
+            receiver.stop()
 
     async def _connect_or_say_why(self, peer: PeerId) -> Receiver | None:
         session = self._find_session(peer)

@@ -481,7 +481,7 @@ class ExchangeNode:
 
     def _capabilities(self) -> tuple[str, ...]:
         serve = (Capability.SERVE, Capability.HAVE) if self._options.serving else ()
-        bulk = () if self._bulk is None else (Capability.BULK,)
+        bulk = () if self._bulk is None else (Capability.BULK, Capability.BULK_CANCEL)
         return (*serve, *bulk, *self._offered, clock_word(time.time()))
 
     async def _keep_session(self, session: PeerSession, opened: trio.Event) -> None:

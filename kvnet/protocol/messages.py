@@ -77,6 +77,8 @@ class Capability(StrEnum):
     """Answers lookups and serves manifests, chunk lists and chunks."""
     BULK = "bulk"
     """Understands `OpenBulk` and `DialBulk`."""
+    BULK_CANCEL = "bulk_cancel"
+    """Understands `CancelChunks` on a bulk connection."""
     HAVE = "have"
     """Understands `GetHave`."""
     STATEMENTS = "statements"
@@ -110,6 +112,8 @@ class RefusalReason(StrEnum):
     """Too many requests of this peer at once or in this second; ask again later or elsewhere."""
     NOT_SERVING = "not_serving"
     """This peer serves nothing now."""
+    CANCELLED = "cancelled"
+    """Whoever asked has taken it back."""
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
@@ -469,6 +473,10 @@ class GetChunks(_Message, frozen=True, tag="get_chunks"):
     purpose: Word = "interactive"
 
 
+class CancelChunks(_Message, frozen=True, tag="cancel_chunks"):
+    """Send nothing more of what was asked for on this bulk connection: refuse it, as `cancelled`."""
+
+
 class ChunkHeader(_Message, frozen=True, tag="chunk"):
     """The chunk of this index follows: `length_bytes` raw bytes after this frame."""
 
@@ -507,10 +515,11 @@ Reply = (
     | Pong
 )
 Message = Handshake | Request | Reply
+BulkAsk = GetChunks | CancelChunks
 ChunkAnswer = ChunkHeader | ChunkRefused
 
 
-def encode_message(message: Message | GetChunks | ChunkAnswer) -> bytes:
+def encode_message(message: Message | BulkAsk | ChunkAnswer) -> bytes:
     """The body of a frame."""
     return cbor.encode_struct(message)
 
@@ -531,7 +540,20 @@ def decode_chunk_request(body: bytes) -> GetChunks:
     Raises:
         ProtocolViolationError: anything else.
     """
-    request: GetChunks = _decode(GetChunks, body, "chunk request")
+    return _checked(_decode(GetChunks, body, "chunk request"))
+
+
+def decode_bulk_ask(body: bytes) -> BulkAsk:
+    """What the asking peer sends on a bulk connection.
+
+    Raises:
+        ProtocolViolationError: anything else.
+    """
+    ask: BulkAsk = _decode(BulkAsk, body, "chunk request")
+    return ask if isinstance(ask, CancelChunks) else _checked(ask)
+
+
+def _checked(request: GetChunks) -> GetChunks:
     if len(set(request.indices)) != len(request.indices):
         raise ProtocolViolationError("expected each chunk index once in a chunk request, found one twice")
     return request

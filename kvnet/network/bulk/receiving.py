@@ -16,7 +16,7 @@ from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
-from kvnet.protocol.messages import ChunkRefused, GetChunks, decode_chunk_answer, encode_message
+from kvnet.protocol.messages import CancelChunks, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
@@ -58,6 +58,7 @@ class Receiver:
         self._finished_bytes = 0
         self._full = False
         self._pending = 0
+        self._discards = False
         # The thread's own.
         self._output = b""
         self._expected: dict[int, int] = {}
@@ -88,9 +89,14 @@ class Receiver:
         self._thread.start()
 
     @property
+    def stands(self) -> bool:
+        """Whether the connection has not broken or ended."""
+        return self._error is None and not self.done.is_set()
+
+    @property
     def usable(self) -> bool:
         """Whether the connection stands, and no answer of an earlier request is on its way."""
-        return self._error is None and not self.done.is_set() and not self._pending and not self._events
+        return self.stands and not self._pending and not self._events
 
     def request(self, request: GetChunks, lengths: Mapping[int, int]) -> None:
         """Ask for chunks; goes out at once.
@@ -147,11 +153,33 @@ class Receiver:
             # The thread takes none now: nothing is expected.
             kept_bytes -= len(self._free.pop())
 
+    async def cancel(self) -> None:
+        """Take back all that was asked for, and throw away what still comes; returns when nothing more will.
+
+        The peer must understand `CancelChunks`. Afterwards the connection is `usable` again, unless it broke.
+        """
+        if self._pending:
+            self._wanted.append((encode_frame(encode_message(CancelChunks())), {}))
+            self._link.wake()
+        self._discards = True
+        self._discard()
+        while self._pending and self._error is None:
+            await self._changed.wait()
+        self._discards = False
+
+    def _discard(self) -> None:
+        while self._events:
+            event = self._take_event()
+            if isinstance(event, ChunkArrived):
+                self.finished(event.data)
+
     def stop(self) -> None:
         """End the connection; `done` is set soon after, whatever the peer does."""
         self._link.stop()
 
     def _notify(self) -> None:
+        if self._discards:
+            self._discard()
         self._changed.set()
         self._changed = trio.Event()
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,13 +11,20 @@ from typing import Final, Protocol
 
 import trio
 
-from kvnet.errors import KvnetError
+from kvnet.errors import KvnetError, PeerUnreachableError
 from kvnet.format.hashes import BytesLike
 from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.chunk_header import chunk_header_frame
-from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.framing import FrameReader, encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkRefused, GetChunks, decode_chunk_request, encode_message
+from kvnet.protocol.messages import (
+    CancelChunks,
+    ChunkRefused,
+    GetChunks,
+    RefusalReason,
+    decode_bulk_ask,
+    encode_message,
+)
 
 REST_S: Final = 120.0
 """Seconds without a request after which a connection is closed; the asking side gives it up earlier."""
@@ -26,6 +34,12 @@ STALL_S: Final = 30.0
 
 HEADROOM_BYTES: Final = 64
 """Room for a chunk's header in front of its bytes, so that both leave in one piece. A header takes about 40 bytes."""
+
+MAX_ASKED: Final = 64
+"""Requests that wait while one is answered; more are left to TCP."""
+
+ASK_PIECE_BYTES: Final = 16 * 1024
+"""Bytes of requests looked at in one go."""
 
 _logger = logging.getLogger(__name__)
 
@@ -87,6 +101,11 @@ class Sender:
         self._peer = peer
         self._source = source
         self._buffer = bytearray()
+        self._frames = FrameReader()
+        self._piece = memoryview(bytearray(ASK_PIECE_BYTES))
+        self._asked: deque[GetChunks] = deque()
+        # Requests from here on that are wanted no more, the one that is being answered first.
+        self._taken_back = 0
         self.done = trio.Event()
         self.failure = ""
 
@@ -113,7 +132,7 @@ class Sender:
         """Answer until the link is stopped, breaks or rests too long."""
         try:
             while True:
-                self._answer(decode_chunk_request(self._link.receive_frame(silence_s=REST_S)))
+                self._answer(self._next_request())
         except KvnetError as error:
             self.failure = str(error)
         except Exception:
@@ -122,10 +141,40 @@ class Sender:
         finally:
             self._link.close()
 
+    def _next_request(self) -> GetChunks:
+        while not self._asked:
+            if not self._look() and not self._link.wait_readable(REST_S):
+                raise PeerUnreachableError(f"expected a request within {REST_S:g} s, found silence")
+        return self._asked.popleft()
+
+    def _look(self) -> bool:
+        """Take what the peer has sent meanwhile; whether that is anything."""
+        received = self._link.receive_some(self._piece)
+        for body in self._frames.feed(self._piece[:received]):
+            ask = decode_bulk_ask(body)
+            if isinstance(ask, CancelChunks):
+                # The one that is being answered, too.
+                self._taken_back = len(self._asked) + 1
+            else:
+                self._asked.append(ask)
+        return received > 0
+
     def _answer(self, request: GetChunks) -> None:
+        self._taken_back = max(0, self._taken_back - 1)
+        left = dict.fromkeys(request.indices)
         with closing(self._source.answers(self._peer, request, self._room)) as answers:
-            for answer in answers:
+            while not self._is_taken_back() and (answer := next(answers, None)) is not None:
+                if not isinstance(answer, Pause):
+                    left.pop(answer.index, None)
                 self._send_answer(answer)
+                if len(self._asked) < MAX_ASKED:
+                    self._look()
+        for index in left if self._is_taken_back() else ():
+            self._send_answer(ChunkRefused(index=index, reason=RefusalReason.CANCELLED))
+
+    def _is_taken_back(self) -> bool:
+        """Whether the request that is being answered is wanted no more."""
+        return self._taken_back > 0
 
     def _send_answer(self, answer: Answer) -> None:
         match answer:

@@ -20,7 +20,7 @@ from kvnet.protocol.session import SESSION_ID_SIZE_BYTES, SessionLimits
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 CDDL = "\n".join(re.findall(r"^```cddl\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
 RULES = dict(re.findall(r"^([a-z0-9][a-z0-9-]*) = (.*?)(?=^[a-z0-9][a-z0-9-]* = |\Z)", CDDL, re.MULTILINE | re.DOTALL))
-ALL: tuple[Any, ...] = (*get_args(messages.Message), messages.GetChunks, *get_args(messages.ChunkAnswer))
+ALL: tuple[Any, ...] = (*get_args(messages.Message), *get_args(messages.BulkAsk), *get_args(messages.ChunkAnswer))
 
 
 def rule_of(kind: Any) -> str:
@@ -44,6 +44,7 @@ def test_unions_of_the_document_are_those_of_the_code() -> None:
 
     assert members("control-message") == {rule_of(kind) for kind in get_args(messages.Message)}
     assert members("chunk-request") == {rule_of(messages.GetChunks)}
+    assert members("bulk-request") == {rule_of(kind) for kind in get_args(messages.BulkAsk)}
     assert members("chunk-answer") == {rule_of(kind) for kind in get_args(messages.ChunkAnswer)}
 
 

@@ -17,6 +17,7 @@ from kvnet.protocol.messages import (
     MAX_RUNS,
     BulkDialled,
     BulkOffer,
+    CancelChunks,
     Challenge,
     ChunkHeader,
     ChunkListReply,
@@ -37,6 +38,7 @@ from kvnet.protocol.messages import (
     Pong,
     Proof,
     Refused,
+    decode_bulk_ask,
     decode_chunk_answer,
     decode_chunk_request,
     decode_message,
@@ -80,6 +82,10 @@ def test_control_message_reads_back(message: Any) -> None:
 
 def test_chunk_messages_read_back() -> None:
     assert decode_chunk_request(encode_message(CHUNK_REQUEST)) == CHUNK_REQUEST
+    for ask in (CHUNK_REQUEST, CancelChunks()):
+        assert decode_bulk_ask(encode_message(ask)) == ask
+    with pytest.raises(ProtocolViolationError):
+        decode_chunk_request(encode_message(CancelChunks()))
     for answer in CHUNK_ANSWERS:
         assert decode_chunk_answer(encode_message(answer)) == answer
 
@@ -232,12 +238,12 @@ def test_what_a_peer_wrote_is_escaped_and_cut_in_the_reason() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_violation(body: bytes) -> None:
-    for decode in (decode_message, decode_chunk_request, decode_chunk_answer):
+    for decode in (decode_message, decode_chunk_request, decode_bulk_ask, decode_chunk_answer):
         with pytest.raises(ProtocolViolationError):
             decode(body)
 
 
-@pytest.mark.parametrize("decode", [decode_message, decode_chunk_request, decode_chunk_answer])
+@pytest.mark.parametrize("decode", [decode_message, decode_chunk_request, decode_bulk_ask, decode_chunk_answer])
 def test_ten_thousand_damaged_messages_raise_nothing_but_violations(decode: Any) -> None:
     rng = random.Random(4)
     originals = [encode_message(message) for message in (*CONTROL, CHUNK_REQUEST, *CHUNK_ANSWERS)]

@@ -16,7 +16,15 @@ from kvnet.network.bulk.receiving import AHEAD_BYTES, Receiver
 from kvnet.network.bulk.sending import Answers, HeldChunk, Pause, Room, Sender
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks, encode_message
+from kvnet.protocol.messages import (
+    CancelChunks,
+    ChunkAnswer,
+    ChunkHeader,
+    ChunkRefused,
+    GetChunks,
+    decode_chunk_answer,
+    encode_message,
+)
 from tests.loopback.network.bulk.conftest import PEER, Listening
 
 pytestmark = pytest.mark.loopback
@@ -190,6 +198,69 @@ async def test_connection_at_rest_keeps_little_memory_and_works_on(listening: Li
     await pair.end()
     with trio.fail_after(5):
         await sender.done.wait()
+
+
+async def test_requests_that_were_taken_back_leave_the_connection_as_good_as_new(listening: Listening) -> None:
+    read: list[int] = []
+
+    class Counted(Source):
+        def answers(self, peer: PeerId, request: GetChunks, room: Room) -> Answers:
+            for answer in super().answers(peer, request, room):
+                read.append(len(read))
+                yield answer
+
+    chunks = {index: index.to_bytes(2, "big") * (MIB // 2) for index in range(200)}
+    pair, sender = await served(listening, Counted(chunks))
+    lengths = dict.fromkeys(chunks, MIB)
+    for start in range(0, 200, 50):
+        pair.receiver.request(asking(*range(start, start + 50)), lengths)
+    assert isinstance(await pair.next(), ChunkArrived)
+    with trio.fail_after(10):
+        await pair.receiver.cancel()
+    assert pair.receiver.usable
+    assert len(read) < 150
+    for index in (7, 199):
+        pair.receiver.request(asking(index), {index: MIB})
+        event = await pair.next()
+        assert isinstance(event, ChunkArrived)
+        assert (event.index, bytes(event.data)) == (index, chunks[index])
+    with trio.fail_after(5):
+        await pair.receiver.cancel()  # nothing to take back
+    assert pair.receiver.usable
+    await pair.end()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_request_that_was_taken_back_is_refused_and_the_next_one_answered(listening: Listening) -> None:
+    link = await listening.dial(listening.agree())
+    await listening.arrived.wait()
+    sender = Sender(listening.links[0], PEER, Source({0: b"x", 1: b"y", 2: b"z"}))
+    sender.start(trio.lowlevel.current_trio_token(), lambda: None)
+    frames = b"".join(encode_frame(encode_message(ask)) for ask in (asking(0, 1), CancelChunks(), asking(2)))
+
+    def ask() -> list[ChunkAnswer]:
+        link.send_all(memoryview(frames), stall_s=5)
+        return [decode_chunk_answer(link.receive_frame(silence_s=5)) for _ in range(3)]
+
+    assert await trio.to_thread.run_sync(ask) == [
+        ChunkRefused(index=0, reason="cancelled"),
+        ChunkRefused(index=1, reason="cancelled"),
+        ChunkHeader(index=2, length_bytes=1),
+    ]
+    link.close()
+    with trio.fail_after(5):
+        await sender.done.wait()
+
+
+async def test_peer_that_is_silent_makes_no_connection_free_again(listening: Listening) -> None:
+    pair = await answered_with(listening, [header(0, MIB)], asking(0), {0: MIB})
+    with trio.move_on_after(0.2) as waited:
+        await pair.receiver.cancel()
+    assert waited.cancelled_caught
+    assert not pair.receiver.usable
+    await pair.end()
+    pair.answering.close()
 
 
 async def test_pause_of_the_sender_is_kept_and_can_be_ended(listening: Listening) -> None:
