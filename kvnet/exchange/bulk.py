@@ -14,6 +14,7 @@ import trio
 
 from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
 from kvnet.exchange.bulk_serving import StoreSource
+from kvnet.exchange.bulk_warm import WarmConnections
 from kvnet.exchange.serving import ChunkServer
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
@@ -50,9 +51,6 @@ MAX_THREADS: Final = 64
 MAX_PER_PEER: Final = 4
 """Connections that one peer may have for asking us, agreed ones included."""
 
-WARM_S: Final = 60.0
-"""Seconds an unused connection is kept for the next fetch; shorter than the answering side's patience."""
-
 SWEEP_S: Final = 15.0
 """How often unused connections are looked at."""
 
@@ -65,9 +63,6 @@ DIALLED_S: Final = 5.0
 MAX_WINDOW_BYTES: Final = 64 * 1024 * 1024
 """Bytes asked for and on their way, a connection. Nothing is kept for them on either side: what is read ahead of the
 store is bounded by the receiver, and what is sent ahead of it by TCP."""
-
-TAKEN_BACK_S: Final = 2.0
-"""Seconds in which what a fetch left unanswered must be through, for the connection to be kept."""
 
 RETRY_S: Final = 300.0
 """Seconds before a bulk connection is tried again with a peer where it failed."""
@@ -84,12 +79,6 @@ class _Way:
 
     words: str
     retry_s: float = float("-inf")
-
-
-@dataclass(slots=True)
-class _Warm:
-    receiver: Receiver
-    since_s: float
 
 
 @dataclass(slots=True)
@@ -141,7 +130,7 @@ class BulkTransport:
         self._receivers: set[Receiver] = set()
         self._senders: dict[Sender, PeerId] = {}
         self._agreed: dict[bytes, tuple[PeerId, float]] = {}
-        self._warm: dict[PeerId, list[_Warm]] = {}
+        self._warm = WarmConnections()
         self._ways: dict[PeerId, _Way] = {}
         self._nursery: trio.Nursery | None = None
         self._source: StoreSource | None = None
@@ -162,7 +151,12 @@ class BulkTransport:
     @property
     def n_at_rest(self) -> int:
         """Those of them that wait for the next fetch."""
-        return sum(map(len, self._warm.values()))
+        return len(self._warm)
+
+    @property
+    def discarded_bytes(self) -> int:
+        """Bytes of chunks that came after a fetch had taken them back."""
+        return self._warm.discarded_bytes
 
     def way_of(self, peer: PeerId) -> str:
         """How chunks come from a peer, in words; "" when none have been fetched from it."""
@@ -195,13 +189,7 @@ class BulkTransport:
         while True:
             await trio.sleep(SWEEP_S)
             now_s = trio.current_time()
-            for peer, kept in list(self._warm.items()):
-                old = [each for each in kept if each.since_s + WARM_S <= now_s]
-                for each in old:
-                    kept.remove(each)
-                    each.receiver.stop()
-                if not kept:
-                    del self._warm[peer]
+            self._warm.sweep(now_s)
             self._agreed = {name: (peer, until) for name, (peer, until) in self._agreed.items() if until > now_s}
 
     # --- asking ---
@@ -212,47 +200,25 @@ class BulkTransport:
         Raises:
             NetworkError: not even a stream can be opened.
         """
-        receiver = self._take_warm(peer)
+        receiver = self._warm.take(peer)
         if receiver is None:
             receiver = await self._connect_or_say_why(peer)
         if receiver is None:
             return await self._fallback.open(peer)
         return _BulkChannel(receiver, lambda used: self._put_back(peer, used))
 
-    def _take_warm(self, peer: PeerId) -> Receiver | None:
-        kept = self._warm.get(peer, [])
-        while kept:
-            warm = kept.pop()
-            if warm.receiver.usable:
-                return warm.receiver
-            warm.receiver.stop()
-        return None
-
     def _put_back(self, peer: PeerId, receiver: Receiver) -> bool:
         """Keep a connection for the next fetch; False when it is of no more use."""
         if self._nursery is None:
             return False
         if receiver.usable:
-            self._keep_warm(peer, receiver)
+            self._warm.keep(peer, receiver)
             return True
         session = self._find_session(peer)
         if not receiver.stands or session is None or Capability.BULK_CANCEL not in session.opened.capabilities:
             return False
-        self._nursery.start_soon(self._take_back, peer, receiver)
+        self._nursery.start_soon(self._warm.keep_when_through, peer, receiver)
         return True
-
-    def _keep_warm(self, peer: PeerId, receiver: Receiver) -> None:
-        receiver.rest()
-        self._warm.setdefault(peer, []).append(_Warm(receiver, trio.current_time()))
-
-    async def _take_back(self, peer: PeerId, receiver: Receiver) -> None:
-        """Nobody wants what was asked for any more: keep the connection if it is soon free of it."""
-        with trio.move_on_after(TAKEN_BACK_S):
-            await receiver.cancel()
-        if receiver.usable:
-            self._keep_warm(peer, receiver)
-        else:
-            receiver.stop()
 
     async def _connect_or_say_why(self, peer: PeerId) -> Receiver | None:
         session = self._find_session(peer)

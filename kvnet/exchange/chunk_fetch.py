@@ -61,6 +61,7 @@ class Delivered:
         dropped: why it was left, a `DropReason`; "" when it was not.
         seconds: from the first request to it until its last chunk.
         path: how its chunks came: "bulk" or "stream"; "" when no channel to it could be opened.
+        surplus_bytes: of chunks that nobody wanted any more when they came.
     """
 
     n_bytes: int = 0
@@ -68,6 +69,7 @@ class Delivered:
     dropped: str = ""
     seconds: float = 0.0
     path: str = ""
+    surplus_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -315,7 +317,10 @@ class ChunkFetch:
                 self._machine.bytes_arrived(peer, n_bytes, now)
                 return []
             case ChunkArrived(index, data, digest):
-                return self._machine.chunk_arrived(peer, index, data, now, digest=digest)
+                told = self._machine.chunk_arrived(peer, index, data, now, digest=digest)
+                if not any(isinstance(each, ChunkVerified) for each in told):
+                    self._delivered_by(peer).surplus_bytes += len(data)
+                return told
             case ChunkRefused():
                 return self._machine.chunk_refused(peer, event.index, event.reason, now)
             case ChunkHeader():

@@ -517,6 +517,7 @@ class _Job:
                 more.dropped or before.dropped,
                 before.seconds + more.seconds,
                 more.path or before.path,
+                before.surplus_bytes + more.surplus_bytes,
             )
 
 

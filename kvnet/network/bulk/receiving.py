@@ -41,6 +41,10 @@ class Receiver:
     Args:
         link: to a peer that answers chunk requests.
         token: of the trio loop.
+
+    Attributes:
+        done: set when the thread has ended.
+        discarded_bytes: of chunks that came after they were taken back.
     """
 
     def __init__(self, link: Link, token: trio.lowlevel.TrioToken) -> None:
@@ -59,6 +63,7 @@ class Receiver:
         self._full = False
         self._pending = 0
         self._discards = False
+        self.discarded_bytes = 0
         # The thread's own.
         self._output = b""
         self._expected: dict[int, int] = {}
@@ -171,6 +176,7 @@ class Receiver:
         while self._events:
             event = self._take_event()
             if isinstance(event, ChunkArrived):
+                self.discarded_bytes += len(event.data)
                 self.finished(event.data)
 
     def stop(self) -> None:
