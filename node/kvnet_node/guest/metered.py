@@ -10,7 +10,7 @@ import sys
 from kvnet_node.guest.power import run_tool
 
 _NETWORK_MANAGER = "org.freedesktop.NetworkManager"
-_ANSWERS = {"u 1": True, "u 3": True, "u 2": False, "u 4": False}
+_ANSWERS = {"v u 1": True, "v u 3": True, "v u 2": False, "v u 4": False}
 """NetworkManager's NMMetered: yes, guessed yes, no, guessed no; 0 is unknown."""
 
 
@@ -25,7 +25,9 @@ def metered(setting: str) -> bool | None:
     if sys.platform == "darwin" or (tool := shutil.which("busctl")) is None:
         return None
     path = "/" + _NETWORK_MANAGER.replace(".", "/")
-    return parse_busctl(run_tool([tool, "get-property", _NETWORK_MANAGER, path, _NETWORK_MANAGER, "Metered"]))
+    # A call and not `get-property`, which would start a NetworkManager that its owner does not use.
+    call = [tool, "--auto-start=no", "call", _NETWORK_MANAGER, path, "org.freedesktop.DBus.Properties", "Get", "ss"]
+    return parse_busctl(run_tool([*call, _NETWORK_MANAGER, "Metered"]))
 
 
 def parse_busctl(text: str) -> bool | None:

@@ -83,7 +83,7 @@ def test_this_machine_is_asked_without_failing() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("u 1\n", True), ("u 3\n", True), ("u 2\n", False), ("u 4\n", False), ("u 0\n", None), ("", None), ("no", None)],
+    [("v u 1\n", True), ("v u 3\n", True), ("v u 2\n", False), ("v u 4\n", False), ("v u 0\n", None), ("", None)],
 )
 def test_networkmanager_says_whether_the_link_is_metered(text: str, expected: bool | None) -> None:
     assert parse_busctl(text) is expected
