@@ -31,7 +31,7 @@ class NeighbourLimits:
     """How many, and how often.
 
     Attributes:
-        neighbours: kept in all; the one seen longest ago goes first.
+        neighbours: kept in all; those never reached go first, the one seen longest ago before the others.
         names: service instances kept of one peer; restarts leave some behind.
         dials_per_s: on average, of all neighbours together.
         burst: dials at once.
@@ -45,9 +45,9 @@ class NeighbourLimits:
 
     neighbours: int = 128
     names: int = 4
-    dials_per_s: float = 1.0
+    dials_per_s: float = 4.0
     burst: int = 8
-    in_flight: int = 4
+    in_flight: int = 8
     strangers: int = 16
     stranger_s: float = 30.0
     retry_s: float = 5.0
@@ -81,6 +81,7 @@ class _Row:
     names: dict[str, None] = field(default_factory=dict)
     failures: int = 0
     dialling: bool = False
+    reached: bool = False
     reason: str = ""
 
 
@@ -106,7 +107,9 @@ class NeighbourTable:
         if row is None or row.sighting.addresses != sighting.addresses or row.sighting.version != sighting.version:
             yields = self._limits.yield_s if self._own > sighting.peer else 0.0
             names = row.names if row is not None else {}
-            row = _Row(sighting, now, now + yields, names, dialling=row.dialling if row is not None else False)
+            row = _Row(sighting, now, now + yields, names)
+            if known is not None:
+                row.dialling, row.reached = known.dialling, known.reached
         row.seen = now
         row.names.pop(sighting.name, None)
         row.names[sighting.name] = None
@@ -114,7 +117,8 @@ class NeighbourTable:
             del row.names[next(iter(row.names))]
         self._rows[sighting.peer] = row
         while len(self._rows) > self._limits.neighbours:
-            del self._rows[next(iter(self._rows))]
+            unproved = (peer for peer, each in self._rows.items() if not each.reached)
+            del self._rows[next(unproved, next(iter(self._rows)))]
         return row is not known
 
     def gone(self, name: str) -> None:
@@ -132,6 +136,8 @@ class NeighbourTable:
     def next_dials(self, connected: frozenset[PeerId], now: float) -> list[Sighting]:
         """Whom to dial now; each is under way until `dialled` is called."""
         self._refill(now)
+        for peer in connected & self._rows.keys():
+            self._rows[peer].reached = True
         busy = sum(row.dialling for row in self._rows.values())
         chosen: list[Sighting] = []
         for peer, row in sorted(self._rows.items(), key=lambda item: item[1].due):

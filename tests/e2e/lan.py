@@ -118,6 +118,36 @@ while True:
 """A program that prints whatever multicast DNS crosses the bridge: the sender's address and the message."""
 
 
+FLOOD = """
+import random, socket, sys, time
+from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSService, DNSText, const
+from zeroconf import current_time_millis
+
+def announcement(n):
+    out = DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA)
+    kind, name, host = "_kvnet._tcp.local.", f"{n:016x}._kvnet._tcp.local.", f"{n:016x}.local."
+    digits = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+    peer = "12D3KooW" + "".join(random.Random(n).choices(digits, k=44))
+    text = b"".join(bytes([len(v)]) + v for v in (b"id=" + peer.encode(), b"v=1"))
+    out.add_answer_at_time(DNSPointer(kind, const._TYPE_PTR, const._CLASS_IN, 120, name), 0)
+    out.add_answer_at_time(DNSService(name, const._TYPE_SRV, const._CLASS_IN, 120, 0, 0, 9, host), 0)
+    out.add_answer_at_time(DNSText(name, const._TYPE_TXT, const._CLASS_IN, 120, text), 0)
+    for address in (f"10.77.0.{n % 200 + 20}", "8.8.8.8"):
+        out.add_answer_at_time(DNSAddress(host, const._TYPE_A, const._CLASS_IN, 120, socket.inet_aton(address)), 0)
+    return out.packets()[0]
+
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+sender.bind(("", 5353))
+for n in range(int(sys.argv[1])):
+    sender.sendto(announcement(n), ("224.0.0.251", 5353))
+    time.sleep(0.001)
+"""
+"""A program that announces as many invented neighbours as it is told, at addresses where nobody is."""
+
+
 async def asked(kvnet: Kvnet, verb: str) -> dict[str, Any]:
     """The result of a verb without arguments from a running node, without a process for it."""
     request = OPERATIONS[verb].request()

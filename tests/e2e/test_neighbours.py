@@ -13,12 +13,13 @@ import trio
 from zeroconf._protocol.incoming import DNSIncoming
 
 from tests.e2e.conftest import Kvnet
-from tests.e2e.lan import CAPTURE, Lan, Machine, asked, lan
+from tests.e2e.lan import CAPTURE, FLOOD, Lan, Machine, asked, lan
 from tests.e2e.prepared import prepare
 from tests.unit.store.samples import FRIEND
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
+N_INVENTED = 500
 FOUND_WITHIN_S = 40.0
 """Generous: what is tested is that it happens, on a machine that may be busy."""
 
@@ -118,6 +119,26 @@ async def test_several_nodes_on_one_machine_find_each_other_and_those_elsewhere(
     finally:
         here.end()
     await until(street.nodes[1], lambda peers: started["peer"] not in states(peers))
+
+
+async def test_a_crowd_of_invented_neighbours_keeps_no_member_out(street: Street, tmp_path: Path) -> None:
+    flooding = ("ip", "netns", "exec", street.machines[2].namespace, sys.executable, "-c", FLOOD, str(N_INVENTED))
+    await trio.run_process(flooding)
+    crowded = await until(street.nodes[0], lambda peers: len(peers["neighbours"]) > 100)
+    assert len(crowded["neighbours"]) <= 128
+    assert all("/ip4/10.77.0." in address for each in crowded["neighbours"] for address in each["addresses"])
+    newcomer = street.machines[1].wrap(Kvnet(tmp_path / "newcomer"))
+    prepare(newcomer, tmp_path, trusts=FRIEND)
+    try:
+        started, _ = newcomer.start("--listen", "0.0.0.0:0")
+        await until(
+            street.nodes[0],
+            lambda peers: any(each["peer"] == started["peer"] and each["member"] for each in peers["peers"]),
+        )
+    finally:
+        newcomer.end()
+    status = await asked(street.nodes[0], "status")
+    assert status["running"]
 
 
 async def test_a_member_that_comes_back_with_another_address_is_a_member_again(street: Street) -> None:

@@ -112,6 +112,16 @@ def test_thousands_of_claims_are_few_neighbours_and_few_dials() -> None:
     assert n_dials <= 3 + 30
 
 
+def test_whoever_was_reached_is_not_pushed_out_by_claims() -> None:
+    table = NeighbourTable(OWN, LIMITS)
+    table.sighted(sighting(1), 0.0)
+    dialled(table, 0.0, frozenset({peer(1)}))
+    for number in range(2, 200):
+        table.sighted(sighting(number), 1.0)
+    assert peer(1) in [row.peer for row in table.neighbours(lambda _: "")]
+    assert len(table.neighbours(lambda _: "")) == 20
+
+
 def test_names_that_restarts_left_behind_are_few_and_the_last_one_that_goes_ends_the_neighbour() -> None:
     table = NeighbourTable(OWN, LIMITS)
     for number in range(5):
