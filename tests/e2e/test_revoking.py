@@ -1,0 +1,128 @@
+"""Taking back what was signed: artifacts and keys, with a node running and without."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvnet.format.hashes import artifact_text
+from kvnet.store.disk import DiskStore
+from kvnet.trust.keys import publisher_text
+from kvnet_node.identity import NodeIdentity
+from kvnet_node.paths import DataPaths, prepare_data_dir
+from tests.e2e.conftest import Kvnet
+from tests.e2e.prepared import prepare
+from tests.e2e.test_fetching import NARROW
+from tests.e2e.test_swarms import fetched, invited
+from tests.unit.store.samples import FRIEND, OWN, publish, sample
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> Iterator[Kvnet]:
+    runner = Kvnet(tmp_path / "third")
+    yield runner
+    runner.end()
+
+
+def signed_here(kvnet: Kvnet, tokens: range) -> str:
+    """An artifact in a data directory as ``kvnet add`` would have put it there an hour ago, without a model."""
+    identity = identity_of(kvnet)
+    created = int(time.time()) - 3600
+    namespace = identity.namespaces()[0]
+    made = sample(tokens, key=identity.signing_key(), namespace=namespace, fingerprint=NARROW, created=created)
+    store = DiskStore.open(
+        DataPaths(kvnet.data_dir).store_dir, quota_bytes=1 << 30, min_free_bytes=0, keys_of=identity.keys_of
+    )
+    publish(store, made, pinned=True)
+    store.close()
+    return artifact_text(made.hash)
+
+
+def identity_of(kvnet: Kvnet) -> NodeIdentity:
+    identity = NodeIdentity(prepare_data_dir(kvnet.data_dir), "trusted")
+    identity.load()
+    return identity
+
+
+def shown(kvnet: Kvnet, artifact: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What `kvnet show` says, as soon as it says what is waited for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        seen = kvnet.json("show", artifact)
+        if is_so(seen) or time.monotonic() > deadline:
+            return seen
+
+
+def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet) -> None:
+    artifact = signed_here(kvnet, range(600))
+    unasked = kvnet("revoke", artifact)
+    assert (unasked.code, unasked.stdout) == (2, "")
+    assert f"kvnet revoke {artifact} --yes" in unasked.stderr
+
+    done = kvnet("revoke", artifact, "--yes", "--reason", "made with a broken build")
+    assert (done.code, done.stdout) == (0, artifact + "\n")
+    assert "everybody who hears of it" in done.stderr
+    assert "1 artifact here used and served no more, and kept" in done.stderr
+    assert kvnet.json("list")["artifacts"][0]["revoked"] is True
+    seen = kvnet.json("show", artifact)
+    assert (seen["revoked"], seen["verdict"]) == (True, "refused, it is revoked")
+    again = kvnet("--json", "revoke", artifact, "--yes")
+    assert again.code == 2
+    assert "revoked already" in again.error["message"]
+
+
+def test_what_is_not_ones_own_or_not_known_is_not_revoked(kvnet: Kvnet, tmp_path: Path) -> None:
+    theirs = sample(range(20), key=FRIEND)
+    prepare(kvnet, tmp_path, theirs, trusts=OWN)
+    of_others = kvnet("--json", "revoke", artifact_text(theirs.hash), "--yes")
+    assert of_others.code == 30
+    assert "kvnet key untrust " + publisher_text(FRIEND.public) in of_others.stderr
+    unknown = kvnet("--json", "revoke", publisher_text(FRIEND.public), "--yes")
+    assert unknown.code == 2
+    assert "nobody here knows" in unknown.stderr
+    signing = kvnet("--json", "revoke", identity_of(kvnet).publisher(), "--yes")
+    assert signing.code == 2
+    assert "kvnet key rotate" in signing.stderr
+    # A trusted key: for the own machines alone.
+    done = kvnet("revoke", publisher_text(OWN.public), "--yes")
+    assert done.code == 0
+    assert "this machine and your others, and nobody else" in done.stderr
+
+
+@pytest.mark.loopback
+def test_machines_awake_and_asleep_honour_a_revocation_and_follow_a_rotated_key(
+    kvnet: Kvnet, other: Kvnet, third: Kvnet
+) -> None:
+    bad = signed_here(kvnet, range(600))
+    kvnet.start()
+    for node, name in ((other, "bob"), (third, "cat")):
+        node.start()
+        node.json("join", invited(kvnet, "--device"), "--name", name)
+        assert fetched(node, bad)["complete"] is True
+    third.json("node", "stop")
+    revoked = kvnet.json("revoke", bad, "--yes")
+    assert (revoked["told"], revoked["done"]) == (1, True)
+    assert shown(other, bad, lambda seen: seen["revoked"])["revoked"] is True
+    rotated = kvnet.json("key", "rotate")
+    assert rotated["told"] == 1
+    assert identity_of(kvnet).publisher() == rotated["publisher"] != rotated["old"]
+    kvnet.json("node", "stop")
+    # Whoever slept hears of it from another than the one who said it.
+    third.start()
+    assert shown(third, bad, lambda seen: seen["revoked"])["revoked"] is True
+    late = signed_here(kvnet, range(2000, 2600))
+    kvnet.start()
+    assert fetched(third, late)["complete"] is True
+    # The old key gave way before: what it signed stayed good until now.
+    result = kvnet.json("revoke", rotated["old"], "--yes")
+    assert (result["kind"], result["targets"]) == ("publisher", [rotated["old"]])
+    assert shown(third, bad, lambda seen: "key that is revoked" in seen["verdict"])["revoked"] is True
+    third.json("node", "stop")
+    assert third.json("show", bad)["revoked"] is True
+    assert third.json("show", late)["verdict"] == "accepted"
