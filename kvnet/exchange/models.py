@@ -153,6 +153,8 @@ class ModelExchange:
         self._wall_s = wall_s
         self._known: dict[PeerId, _Known] = {}
         self._changed = trio.Event()
+        self.unasked: Callable[[], bool] = lambda: True
+        """Whether members may be asked that nobody here wanted to know of."""
         node.offer_capability(Capability.MODELS)
         node.answer_with(GetModels, self._answer_models)
         node.answer_with(GetSample, self._answer_sample)
@@ -205,16 +207,20 @@ class ModelExchange:
                 await trio.sleep_forever()
             while True:
                 changed, known.hint = self._changed, trio.Event()
-                try:
-                    await self.refresh(session)
-                except KvnetError as error:
-                    _log.debug("a peer's models are not known: %s", error)
+                if self.unasked():
+                    await self._refresh(session)
                 with trio.move_on_after(REFRESH_S):
                     await _first(changed, known.hint)
         finally:
             known.sessions -= 1
             if not known.sessions:
                 self._known.pop(session.peer, None)
+
+    async def _refresh(self, session: PeerSession) -> None:
+        try:
+            await self.refresh(session)
+        except KvnetError as error:
+            _log.debug("a peer's models are not known: %s", error)
 
     @staticmethod
     def can_ask(session: PeerSession) -> bool:

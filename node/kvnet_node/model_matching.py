@@ -105,7 +105,7 @@ class ModelMatching:
 
     async def _make(self) -> None:
         while True:
-            for entry, engine in self._engines.at_rest(REST_S):
+            for entry, engine in self._engines.at_rest(REST_S) if self.exchange.unasked() else ():
                 if trio.current_time() < self._failed_s.get(str(entry.path), float("-inf")) + RETRY_S:
                     continue
                 try:

@@ -151,7 +151,6 @@ class Services:
         self.surroundings: Surroundings | None = None
         self.matching: ModelMatching | None = None
         self.pause = Pause(settings.paths.pause_file)
-        self.pause.load()
         self.guest: Guest | None = None
         self.tables: Tables | None = None
         self.request_log = RequestLog()
@@ -310,6 +309,7 @@ class Services:
             **self.node.counters(),
             **(self.front.counters if self.front is not None else {}),
             **(self.keeper.counters() if self.keeper is not None else {}),
+            **self.statements.counters,
             "announced": announcing.announced,
             "announcements_alone": announcing.alone,
             "announcements_failed": announcing.failed,
@@ -331,6 +331,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
     identity.load()
     async with _opened_store(settings, identity) as (store, store_dir), trio.open_nursery() as nursery:
         services = Services(settings, store, identity, store_dir)
+        services.pause.load()
         await nursery.start(services.engines.run)
         await services.statements.load()
         await nursery.start(services.statements.run)
@@ -424,7 +425,9 @@ async def _open_company(
     async with trio.open_nursery() as nursery:
         if serving:
             machine = this_machine(node, config.guest_metered)
-            services.guest = Guest(node, services.pause, lane, machine, battery=config.guest_on_battery)
+            guest = Guest(node, services.pause, lane, machine, battery=config.guest_on_battery)
+            services.guest = guest
+            services.matching.exchange.unasked = lambda: guest.conduct.replicate
             await nursery.start(services.guest.run)
             await nursery.start(services.matching.run)
         task_status.started()

@@ -119,6 +119,29 @@ async def test_a_sample_that_found_no_room_is_made_another_time(
     assert matched.engines.made == 1
 
 
+async def test_nothing_is_computed_or_asked_unasked_on_battery(
+    autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await start("a"), await start("b")
+    matched = await Matched(a, tmp_path / "a").run(nursery)
+    beside = await Matched(b, tmp_path / "b").run(nursery)
+    matched.matching.exchange.unasked = lambda: False
+    model = entry(tmp_path)
+    await beside.matching.know(model)
+    async with matched.shelf.use_entry(model):
+        pass
+    await a.meet(b)
+    await trio.sleep(10 * REST_S)
+    assert matched.engines.made == 0
+    assert matched.matching.exchange.of(b.network.peer_id) == []
+    # What is asked for is done all the same.
+    assert await matched.matching.know(model) == ""
+    await matched.matching.refresh(5.0)
+    (found,) = matched.matching.exchange.of(b.network.peer_id)
+    assert found.match is not None
+    assert found.match.measured is not None
+
+
 async def test_a_model_is_loaded_for_its_sample_only_when_that_is_asked_for(
     autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

@@ -81,6 +81,12 @@ def render_peers(result: PeersResult) -> str:
     return columns(rows, headers) if rows else ""
 
 
+def _named(model: PeerModelEntry) -> str:
+    """A peer's model, and what the same is called here if that is something else."""
+    here = f" (here {escape(model.ours)})" if model.relation == "same" and model.ours != model.name else ""
+    return f"{escape(model.name)}{here}"
+
+
 def _state(entry: PeerEntry) -> str:
     return entry.state or "?"
 
@@ -90,7 +96,7 @@ def render_peer_models(result: PeersResult) -> str:
     rows: list[tuple[str, ...]] = []
     for entry in result.peers:
         short = f"…{entry.peer[-_SHORT:]}"
-        rows += [(short, escape(each.name), verdict_words(each), reason_words(each)) for each in entry.models]
+        rows += [(short, _named(each), verdict_words(each), reason_words(each)) for each in entry.models]
         if entry.member and not entry.models:
             why = "none was loaded there yet" if entry.tells_models else "it does not tell"
             rows.append((short, "", "", why))
