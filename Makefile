@@ -12,9 +12,10 @@ DEMO_ARGS ?=
 # Only some benchmarks: make bench BENCHMARKS=transfer
 BENCHMARKS ?=
 TRANSFER_ARGS ?=
+SCENARIO ?= seed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage nightly lint format bench bench-transfer docs lock clean
+.PHONY: help install demo test coverage nightly lint format bench bench-transfer simulations docs lock clean
 
 help:
 	@echo 'make demo     two nodes on this machine: prefill on one, fetch and decode on the other'
@@ -23,6 +24,7 @@ help:
 	@echo 'make lint     style, types, layers, lock and documents'
 	@echo 'make bench    the side-by-side benchmarks'
 	@echo 'make bench-transfer  how fast chunks move, beside bare sockets and libtorrent'
+	@echo 'make simulations  what three Macs and a codebase would save, with plots in build/simulations'
 	@echo 'make docs     regenerate the generated reference pages'
 	@echo 'make install  only set up .venv'
 	@echo 'make lock     resolve all versions again (UPGRADE=1 takes newer ones)'
@@ -67,6 +69,11 @@ bench: $(STAMP)
 # TRANSFER_ARGS='--size-mib 256 --rounds 5'; with libtorrent installed it is measured too.
 bench-transfer: $(STAMP)
 	$(BIN)/python -m benchmarks.transfer --json $(TRANSFER_ARGS)
+
+# Another scenario: make simulations SCENARIO=office
+simulations: $(STAMP)
+	$(BIN)/python -m simulations compare $(SCENARIO) --out build/simulations
+	$(BIN)/python -m simulations plot build/simulations
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_reference.py

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     as_json = "--json" in arguments
     try:
-        flags = _parser().parse_args(arguments)
+        flags = arguments_parser().parse_args(arguments)
         flags.run(flags)
     except KvnetError as error:
         _fail(error, as_json=as_json)
@@ -64,7 +64,8 @@ def _fail(error: KvnetError, *, as_json: bool) -> None:
     sys.stderr.write(f"error: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
+    """What can be typed."""
     parser = _Parser(prog="python -m simulations", description="What would a swarm of Macs save?", allow_abbrev=False)
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
 
