@@ -12,10 +12,11 @@ DEMO_ARGS ?=
 # Only some benchmarks: make bench BENCHMARKS=transfer
 BENCHMARKS ?=
 TRANSFER_ARGS ?=
+LOOKUP_ARGS ?=
 SCENARIO ?= seed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage nightly lint format bench bench-transfer simulations docs lock clean
+.PHONY: help install demo test coverage nightly lint format bench bench-transfer bench-lookup simulations docs lock clean
 
 help:
 	@echo 'make demo     two nodes on this machine: prefill on one, fetch and decode on the other'
@@ -25,6 +26,7 @@ help:
 	@echo 'make bench    the side-by-side benchmarks'
 	@echo 'make bench-transfer  how fast chunks move, beside bare sockets and libtorrent'
 	@echo 'make simulations  what three Macs and a codebase would save, with plots in build/simulations'
+	@echo 'make bench-lookup  how long a lookup among 20 nodes takes, beside one echo'
 	@echo 'make docs     regenerate the generated reference pages'
 	@echo 'make install  only set up .venv'
 	@echo 'make lock     resolve all versions again (UPGRADE=1 takes newer ones)'
@@ -74,6 +76,10 @@ bench-transfer: $(STAMP)
 simulations: $(STAMP)
 	$(BIN)/python -m simulations compare $(SCENARIO) --out build/simulations
 	$(BIN)/python -m simulations plot build/simulations
+
+# LOOKUP_ARGS='--nodes 8 --prompts 60'
+bench-lookup: $(STAMP)
+	$(BIN)/python -m benchmarks.lookup $(LOOKUP_ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_reference.py

@@ -77,7 +77,7 @@ async def measure(n_nodes: int, n_prompts: int, *, artifacts_each: int = 8, seed
             for _ in range(artifacts_each):
                 other.add(texts.artifact())
         held = [tokens for other in others for tokens in other.artifacts]
-        await until(lambda: _told(asker) == len(held), 60.0)
+        await until(lambda: _told(asker) == len(held), 200.0)
         keys = [set(block_keys(ROOT, tokens)) for tokens in held]
         echo_s, lookup_s, all_asked_s, found = [], [], [], []
         right = 0
@@ -113,7 +113,7 @@ async def _swarm(stack: AsyncExitStack, n_nodes: int) -> list[Member]:
     bootstrap = first.node.addresses()
     members = [first]
     members += [await stack.enter_async_context(running(bootstrap=bootstrap)) for _ in range(n_nodes - 1)]
-    await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), 120.0)
+    await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), 400.0)
     return members
 
 
