@@ -10,27 +10,26 @@ import os
 import resource
 import secrets
 import shutil
-import socket
-import ssl
 import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
-from blake3 import blake3
 
 from benchmarks import torrent
 from benchmarks.report import Rate, machine, print_rates
 from benchmarks.synthetic import BLOCK_BYTES, identity, make_artifact
-from benchmarks.transfer_peers import scratch, served
-from benchmarks.transfer_swarm import Swarm
+from benchmarks.transfer_bare import PIECE_BYTES, WARMING_S, processor_s, receive_bare, warm_memory, write_only
+from benchmarks.transfer_peers import QUIET, scratch, serving
+from benchmarks.transfer_swarm import N_PROVIDERS, Swarm
 from kvnet.exchange.chunk_fetch import ChunkFetch
 from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
-from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.bulk.endpoint import BulkEndpoint
@@ -39,10 +38,6 @@ from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.ids import PeerId
 from kvnet.store.disk import DiskStore
 
-PIECE_BYTES = 1 << 20
-SYNC_BYTES = 64 << 20
-"""Bytes between two fdatasync: what a journal of verified chunks needs."""
-
 STREAM_SHARE = 8
 """The control transport's streams are measured with this part of the bytes: they are slow, and the rate is the same."""
 
@@ -50,75 +45,36 @@ Row = Callable[[], Awaitable[float]]
 """Moves bytes once; returns bytes per second."""
 
 
-class _File:
-    """A file that is written as a store writes: in order, and on the medium every so many bytes."""
+@dataclass
+class Measured:
+    """What was measured of one row, a number for each round.
 
-    def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._offset = self._synced = 0
+    Attributes:
+        pids: the processes that send.
+        bytes_per_s: rates.
+        here_s_per_gb: processor time of this process, for each GB.
+        there_s_per_gb: that of the senders together.
+    """
 
-    def write(self, view: memoryview) -> None:
-        """Write behind what is there."""
-        self._offset += os.pwrite(self._handle, view, self._offset)
-        if self._offset - self._synced >= SYNC_BYTES:
-            os.fdatasync(self._handle)
-            self._synced = self._offset
+    pids: Sequence[int] = ()
+    bytes_per_s: list[float] = field(default_factory=list)
+    here_s_per_gb: list[float] = field(default_factory=list)
+    there_s_per_gb: list[float] = field(default_factory=list)
 
-    def close(self) -> None:
-        """All of it on the medium."""
-        os.fdatasync(self._handle)
-        os.close(self._handle)
-
-
-def _receive(connection: socket.socket, size_bytes: int, *, hashed: bool, file: _File | None) -> None:
-    buffer = bytearray(PIECE_BYTES)
-    view = memoryview(buffer)
-    for _ in range(size_bytes // PIECE_BYTES):
-        filled = 0
-        while filled < PIECE_BYTES:
-            received = connection.recv_into(view[filled:])
-            if not received:
-                raise ConnectionError("the sender has gone")
-            filled += received
-        if hashed:
-            blake3(view).digest()
-        if file is not None:
-            file.write(view)
-
-
-def receive_bare(port: int, size_bytes: int, *, tls: bool, path: Path | None = None) -> float:
-    """A blocking socket pair, with or without TLS 1.3 and BLAKE3, into memory or to disk."""
-    with socket.create_connection(("127.0.0.1", port)) as plain:
-        connection: socket.socket = plain
-        if tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            connection = context.wrap_socket(plain)
-        begun = time.perf_counter()
-        file = _File(path) if path else None
-        _receive(connection, size_bytes, hashed=tls, file=file)
-        if file:
-            file.close()
-        seconds = time.perf_counter() - begun
-        connection.close()
-    return size_bytes / seconds
-
-
-def write_only(path: Path, size_bytes: int) -> float:
-    """The disk alone."""
-    piece = memoryview(secrets.token_bytes(PIECE_BYTES))
-    begun = time.perf_counter()
-    file = _File(path)
-    for _ in range(size_bytes // PIECE_BYTES):
-        file.write(piece)
-    file.close()
-    return size_bytes / (time.perf_counter() - begun)
+    async def run(self, row: Row, size_bytes: int) -> None:
+        """One round."""
+        here, there, warming = time.process_time(), processor_s(self.pids), sum(WARMING_S)
+        self.bytes_per_s.append(await row())
+        gb = size_bytes / 1e9
+        self.here_s_per_gb.append((time.process_time() - here - sum(WARMING_S) + warming) / gb)
+        self.there_s_per_gb.append((processor_s(self.pids) - there) / gb)
 
 
 def leech(directory: Path, port: int, size_bytes: int) -> float:
     """libtorrent, to disk."""
     target = directory / "leeched"
     target.mkdir()
+    warm_memory(directory, size_bytes)
     begun = time.perf_counter()
     torrent.leech(directory / "data.torrent", target, port)
     seconds = time.perf_counter() - begun
@@ -129,9 +85,10 @@ def leech(directory: Path, port: int, size_bytes: int) -> float:
 class Fetching:
     """Our own node, connected to providers of the artifact."""
 
-    def __init__(self, node: ExchangeNode, store: DiskStore) -> None:
+    def __init__(self, node: ExchangeNode, store: DiskStore, directory: Path) -> None:
         self._node = node
         self._store = store
+        self._directory = directory
         self._located: Located | None = None
         self._entries: tuple[ChunkEntry, ...] = ()
 
@@ -165,6 +122,7 @@ class Fetching:
     async def to_disk(self) -> float:
         """Into the store, published, durable; then removed."""
         assert self._located is not None
+        await trio.to_thread.run_sync(warm_memory, self._directory, self.size_bytes)
         begun = time.perf_counter()
         fetched = await self._node.fetcher.fetch(self._located, self._entries)
         seconds = time.perf_counter() - begun
@@ -192,8 +150,24 @@ def _in_thread(call: Callable[[], float]) -> Row:
     return run
 
 
-async def measure(size_bytes: int, rounds: int, directory: Path) -> tuple[dict[str, Rate], float]:
-    """All rows, and by how many MiB this process grew while it fetched.
+@dataclass(frozen=True)
+class Result:
+    """Of all rounds.
+
+    Attributes:
+        rows: by name.
+        duplicates: what came twice or too late, as a share of what was needed, in each round with faulty providers
+            and without.
+        growth_mib: by how much this process grew while it fetched.
+    """
+
+    rows: dict[str, Measured]
+    duplicates: dict[str, list[float]]
+    growth_mib: float
+
+
+async def measure(size_bytes: int, rounds: int, directory: Path) -> Result:
+    """All rows, interleaved.
 
     Args:
         size_bytes: about how many bytes each row moves.
@@ -208,61 +182,79 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> tuple[dict[s
     store = DiskStore.open(directory / "target", quota_bytes=1 << 40, min_free_bytes=0)
     network = LibP2PNetwork(os.urandom(32), listen=["127.0.0.1:0"], bootstrap=())
     node = ExchangeNode(
-        network, store, ThreadLane(), identity(), random=secrets.token_bytes, bulk=BulkEndpoint(["127.0.0.1:0"])
+        network,
+        store,
+        ThreadLane(),
+        identity(),
+        random=secrets.token_bytes,
+        options=NodeOptions(announce=QUIET),
+        bulk=BulkEndpoint(["127.0.0.1:0"]),
     )
-    rates: dict[str, list[float]] = {}
-    growth_mib = 0.0
     with ExitStack() as peers:
-        raw = int(peers.enter_context(served("socket", str(size_bytes))))
-        tls = int(peers.enter_context(served("tls", str(size_bytes))))
-        streams = peers.enter_context(served("streams", str(size_bytes // STREAM_SHARE)))
-        provider = peers.enter_context(served("node", str(source)))
+        raw = peers.enter_context(serving("socket", str(size_bytes)))
+        tls = peers.enter_context(serving("tls", str(size_bytes)))
+        streams = peers.enter_context(serving("streams", str(size_bytes // STREAM_SHARE)))
+        provider = peers.enter_context(serving("node", str(source)))
         swarm = Swarm(source, directory, artifact)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             await swarm.start(peers, nursery)
-            await node.connect(provider)
-            fetching = Fetching(node, store)
+            await node.connect(provider.ready)
+            fetching = Fetching(node, store, directory)
             await fetching.locate(artifact)
             scratch_file = directory / "scratch"
-            rows: dict[str, Row] = {
-                "raw_tcp": _in_thread(lambda: receive_bare(raw, size_bytes, tls=False)),
-                "tls_blake3": _in_thread(lambda: receive_bare(tls, size_bytes, tls=True)),
-                "ours_memory_1": fetching.into_memory,
-                "disk": _in_thread(lambda: write_only(scratch_file, size_bytes)),
-                "tls_blake3_disk": _in_thread(lambda: receive_bare(tls, size_bytes, tls=True, path=scratch_file)),
-                "ours_disk_1": fetching.to_disk,
-                "ours_disk_4": swarm.from_four,
-                FAULTY: swarm.from_two_and_two_faulty,
-                "libp2p_stream": lambda: receive_streams(network, streams, size_bytes // STREAM_SHARE),
+            raw_port, tls_port = int(raw.ready), int(tls.ready)
+            rows: dict[str, tuple[Row, Sequence[int]]] = {
+                "raw_tcp": (_in_thread(lambda: receive_bare(raw_port, size_bytes, tls=False)), [raw.process.pid]),
+                "tls_blake3": (_in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True)), [tls.process.pid]),
+                "ours_memory_1": (fetching.into_memory, [provider.process.pid]),
+                "disk": (_in_thread(lambda: write_only(scratch_file, size_bytes)), []),
+                "tls_blake3_disk": (
+                    _in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True, path=scratch_file)),
+                    [tls.process.pid],
+                ),
+                "ours_disk_1": (fetching.to_disk, [provider.process.pid]),
+                "ours_disk_4": (swarm.from_four, swarm.pids[:N_PROVIDERS]),
+                TWO: (swarm.from_two, swarm.pids[:2]),
+                FAULTY: (swarm.from_two_and_two_faulty, swarm.pids),
+                "libp2p_stream": (
+                    lambda: receive_streams(network, streams.ready, size_bytes // STREAM_SHARE),
+                    [streams.process.pid],
+                ),
             }
             if torrent.available():
                 rows["libtorrent"] = _torrent_row(peers, directory, size_bytes)
             await fetching.into_memory()  # warm: the connection, the page cache, the window
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            measured = {name: Measured(pids) for name, (_, pids) in rows.items()}
+            duplicates: dict[str, list[float]] = {"ours_disk_4": [], FAULTY: []}
             for _ in range(rounds):
-                for name, row in rows.items():
-                    rates.setdefault(name, []).append(await row())
+                for name, (row, _) in rows.items():
+                    await measured[name].run(row, size_bytes // (STREAM_SHARE if name == "libp2p_stream" else 1))
+                duplicates["ours_disk_4"].append(swarm.sound.duplicate_shares[-1])
+                duplicates[FAULTY].append(swarm.faulty.duplicate_shares[-1])
             growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / _MAXRSS_PER_MIB
             nursery.cancel_scope.cancel()
         swarm.close()
     store.close()
-    return {name: Rate(name, tuple(values)) for name, values in rates.items()}, growth_mib
+    return Result(measured, duplicates, growth_mib)
 
 
-def _torrent_row(peers: ExitStack, directory: Path, size_bytes: int) -> Row:
+def _torrent_row(peers: ExitStack, directory: Path, size_bytes: int) -> tuple[Row, Sequence[int]]:
     folder = directory / "torrent"
     folder.mkdir()
     with (folder / "data").open("wb") as file:
         for _ in range(size_bytes // PIECE_BYTES):
             file.write(secrets.token_bytes(PIECE_BYTES))
     torrent.write_torrent(folder)
-    port = int(peers.enter_context(served("torrent", str(folder))))
-    return _in_thread(lambda: leech(folder, port, size_bytes))
+    seeder = peers.enter_context(serving("torrent", str(folder)))
+    port = int(seeder.ready)
+    return _in_thread(lambda: leech(folder, port, size_bytes)), [seeder.process.pid]
 
 
 _MAXRSS_PER_MIB = 1 << 20 if sys.platform == "darwin" else 1 << 10
 
+TWO = "ours_disk_2"
 FAULTY = "ours_disk_4_faulty"
 
 FIGURES = (
@@ -285,7 +277,8 @@ TITLES = {
     "tls_blake3_disk": "bare TLS 1.3 pair, BLAKE3, to disk",
     "ours_disk_1": "kvnet, 1 provider, to disk",
     "ours_disk_4": "kvnet, 4 providers, to disk",
-    FAULTY: "the same, one at 1 %, one killed half-way",
+    TWO: "kvnet, 2 providers, to disk",
+    FAULTY: "the same, with one at 1 % and one killed half-way",
     "disk": "disk alone",
     "libp2p_stream": "a py-libp2p stream, not hashed",
     "libtorrent": "libtorrent, 1 seeder, to disk",
@@ -301,20 +294,47 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args([] if arguments is None else arguments)
     size_bytes = options.size_mib << 20
     with scratch() as folder:
-        rates, growth_mib = trio.run(measure, size_bytes, options.rounds, Path(folder))
-    listed = [Rate(title, rates[name].bytes_per_s) for name, title in TITLES.items() if name in rates]
-    print_rates(f"transfer, {options.size_mib} MiB, two processes on loopback, {options.rounds} rounds", listed)
-    print(f"  this process grew by {growth_mib:.0f} MiB")
-    print(f"  {machine()}")
+        result = trio.run(measure, size_bytes, options.rounds, Path(folder))
+    _print(result, f"transfer, {options.size_mib} MiB, two processes on loopback, {options.rounds} rounds")
     if options.json:
-        medians = {name: round(statistics.median(rate.bytes_per_s) / 1e6, 1) for name, rate in rates.items()}
-        print(json.dumps({"type": "transfer faulty", f"{FAULTY}_mb_s": medians[FAULTY]}))
-        figures = {f"{name}_mb_s": medians.get(name) for name in FIGURES}
-        print(
-            json.dumps(
-                {"type": "transfer", "size_bytes": size_bytes, **figures, "node_rss_growth_mib": round(growth_mib, 1)}
-            )
+        _print_json(result, size_bytes)
+
+
+def _print(result: Result, title: str) -> None:
+    names = [name for name in TITLES if name in result.rows]
+    print_rates(title, [Rate(TITLES[name], tuple(result.rows[name].bytes_per_s)) for name in names])
+    print("\n  processor time for each GB, median: this process, and the senders")
+    for name in names:
+        here, there = (statistics.median(each) for each in _processor(result.rows[name]))
+        print(f"  {TITLES[name]:52} {here:5.2f} s {there:5.2f} s")
+    for name, shares in result.duplicates.items():
+        print(f"  duplicates, {TITLES[name]}: {', '.join(f'{share:.1%}' for share in shares)}")
+    print(f"  this process grew by {result.growth_mib:.0f} MiB")
+    print(f"  {machine()}")
+
+
+def _processor(row: Measured) -> tuple[list[float], list[float]]:
+    return row.here_s_per_gb, row.there_s_per_gb
+
+
+def _print_json(result: Result, size_bytes: int) -> None:
+    medians = {name: round(statistics.median(row.bytes_per_s) / 1e6, 1) for name, row in result.rows.items()}
+    shares = {name: round(statistics.median(each), 4) for name, each in result.duplicates.items()}
+    processor = {name: [round(statistics.median(each), 3) for each in _processor(r)] for name, r in result.rows.items()}
+    print(json.dumps({"type": "transfer processor", **{f"{name}_s_per_gb": each for name, each in processor.items()}}))
+    print(
+        json.dumps(
+            {
+                "type": "transfer faulty",
+                f"{TWO}_mb_s": medians[TWO],
+                f"{FAULTY}_mb_s": medians[FAULTY],
+                **{f"{name}_duplicate_share": share for name, share in shares.items()},
+            }
         )
+    )
+    figures = {f"{name}_mb_s": medians.get(name) for name in FIGURES}
+    growth = round(result.growth_mib, 1)
+    print(json.dumps({"type": "transfer", "size_bytes": size_bytes, **figures, "node_rss_growth_mib": growth}))
 
 
 if __name__ == "__main__":

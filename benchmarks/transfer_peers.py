@@ -22,11 +22,15 @@ from kvnet.network.bulk.certificates import make_certificate
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.libp2p.host import LibP2PNetwork
+from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 
 PIECE_BYTES = 1 << 20
+
+QUIET = AnnounceLimits(interval_s=24 * 3600.0, verify_s=0.0)
+"""Nodes of a benchmark tell the DHT nothing: half a dozen of them on one machine would do little else at times."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,6 @@ class Served:
     def kill(self) -> None:
         """End it without a word."""
         self.process.kill()
-
-
-@contextlib.contextmanager
-def served(kind: str, *arguments: str) -> Iterator[str]:
-    """Run a sender in another process; yields the line it prints when it is ready."""
-    with serving(kind, *arguments) as sender:
-        yield sender.ready
 
 
 @contextlib.contextmanager
@@ -111,7 +108,7 @@ async def serve_node(store_directory: str, rate_bytes_s: float = 0.0) -> None:
         ThreadLane(),
         identity(),
         random=secrets.token_bytes,
-        options=NodeOptions(serve=ServeLimits(total_bytes_per_s=rate_bytes_s)),
+        options=NodeOptions(announce=QUIET, serve=ServeLimits(total_bytes_per_s=rate_bytes_s)),
         bulk=BulkEndpoint(["127.0.0.1:0"]),
     )
     async with trio.open_nursery() as nursery:

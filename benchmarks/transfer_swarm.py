@@ -11,11 +11,13 @@ from pathlib import Path
 import trio
 
 from benchmarks.synthetic import identity
-from benchmarks.transfer_peers import Served, serving
+from benchmarks.transfer_bare import warm_memory
+from benchmarks.transfer_peers import QUIET, Served, serving
+from kvnet.exchange.bulk_warm import TAKEN_BACK_S
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
-from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.bulk.endpoint import BulkEndpoint
@@ -35,13 +37,16 @@ class Target:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory.parent
         self._store = DiskStore.open(directory, quota_bytes=1 << 40, min_free_bytes=0)
+        self.duplicate_shares: list[float] = []
         self.node = ExchangeNode(
             LibP2PNetwork(os.urandom(32), listen=["127.0.0.1:0"], bootstrap=()),
             self._store,
             ThreadLane(),
             identity(),
             random=secrets.token_bytes,
+            options=NodeOptions(announce=QUIET),
             bulk=BulkEndpoint(["127.0.0.1:0"]),
         )
         self._located: Located | None = None
@@ -64,10 +69,18 @@ class Target:
             if half_way is not None and 2 * event.done_bytes >= event.total_bytes:
                 half_way.kill()
 
+        assert self.node.bulk is not None
+        size_bytes = sum(entry.length_bytes for entry in self._entries)
+        await trio.to_thread.run_sync(warm_memory, self._directory, size_bytes)
+        discarded_bytes = self.node.bulk.discarded_bytes
         begun = time.perf_counter()
         fetched = await self.node.fetcher.fetch(self._located, self._entries, progress=kill)
         seconds = time.perf_counter() - begun
         assert fetched.record.complete
+        await trio.sleep(TAKEN_BACK_S)  # what is still coming is counted then
+        surplus_bytes = sum(each.surplus_bytes for each in fetched.delivered.values())
+        surplus_bytes += self.node.bulk.discarded_bytes - discarded_bytes
+        self.duplicate_shares.append(surplus_bytes / fetched.fetched_bytes)
         await trio.to_thread.run_sync(self._store.remove, fetched.record.hash)
         await trio.to_thread.run_sync(lambda: self._store.collect_garbage(everything=True))
         return fetched.fetched_bytes / seconds
@@ -93,6 +106,7 @@ class Swarm:
         self._sound: list[str] = []
         self._rate_bytes_s = 0.0
         self._copies = 0
+        self.pids: list[int] = []
         self.sound = Target(directory / "target-4")
         self.faulty = Target(directory / "target-4-faulty")
 
@@ -113,6 +127,7 @@ class Swarm:
         shutil.copytree(self._source, copy, copy_function=_share)
         try:
             with serving("node", str(copy), str(rate_bytes_s)) as provider:
+                self.pids.append(provider.process.pid)
                 yield provider
         finally:
             shutil.rmtree(copy)
@@ -121,6 +136,10 @@ class Swarm:
         """From four sound providers."""
         self._rate_bytes_s = await self.sound.fetch()
         return self._rate_bytes_s
+
+    async def from_two(self) -> float:
+        """From two sound ones: what the faulty ones beside them should not make slower."""
+        return await self.faulty.fetch()
 
     async def from_two_and_two_faulty(self) -> float:
         """From two sound ones, one at a hundredth of what four deliver, and one that is killed half-way."""
