@@ -9,6 +9,8 @@ import pytest
 from kvnet.format.hashes import artifact_text
 from tests.e2e.conftest import Kvnet, Ran
 from tests.e2e.prepared import prepare
+from tests.e2e.test_swarms import fetched as fetched_by_hash
+from tests.e2e.test_swarms import hold, invited
 from tests.unit.store.samples import FRIEND, Sample, sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
@@ -43,6 +45,7 @@ def fetched(node: Kvnet, artifact: Sample) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_nodes_that_share_one_bootstrap_address_find_each_other_whoever_restarts(
     nodes: list[Kvnet], tmp_path: Path
 ) -> None:
@@ -69,4 +72,30 @@ def test_nodes_that_share_one_bootstrap_address_find_each_other_whoever_restarts
         d.environment["KVNET_NETWORK_BOOTSTRAP"] = new_hub
         assert fetched(d, ADDED[2])
     finally:
+        fresh.end()
+
+
+def test_a_hub_that_lost_everything_joins_anew_and_meanwhile_nobody_lost_anybody(
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path
+) -> None:
+    first = artifact_text(hold(kvnet, range(600)))
+    kvnet.start()
+    other.start()
+    hub, fresh = Kvnet(tmp_path / "hub"), Kvnet(tmp_path / "fresh")
+    try:
+        hub.start()
+        hub.json("join", invited(kvnet, "--device"))
+        other.json("join", invited(hub, "--device"))
+        assert fetched_by_hash(other, first)["complete"] is True
+        # The hub is gone for good; the founder comes back at another port, and both know each other by now.
+        hub.json("node", "stop")
+        kvnet.json("node", "stop")
+        second = artifact_text(hold(kvnet, range(2000, 2600)))
+        kvnet.start()
+        assert fetched_by_hash(other, second)["complete"] is True
+        fresh.start()
+        fresh.json("join", invited(kvnet, "--device"))
+        assert fetched_by_hash(fresh, second)["complete"] is True
+    finally:
+        hub.end()
         fresh.end()
