@@ -195,11 +195,8 @@ def _simulate(scenario: "Scenario", policy: str, seed: int) -> "RunResult":
     from simulations.progress import Progress
     from simulations.world import run
 
-    progress = Progress(f"{scenario.name}, {policy}")
-    try:
+    with Progress(f"{scenario.name}, {policy}, requests") as progress:
         return run(scenario, named(policy), seed, report=progress)
-    finally:
-        progress.close()
 
 
 def _write(flags: argparse.Namespace, title: str, results: "Sequence[RunResult]") -> None:
@@ -241,11 +238,8 @@ def _replay(flags: argparse.Namespace) -> None:
     from simulations.workload.traces import find
 
     path = find(flags.trace)
-    progress = Progress(path.name)
-    try:
-        result = replay_file(path, progress)
-    finally:
-        progress.close()
+    with Progress(f"reading {path.name}, bytes") as reading, Progress(f"replaying {path.name}, requests") as counting:
+        result = replay_file(path, reading, counting)
     _print(flags, result, rendering.replayed(path.name, result))
 
 

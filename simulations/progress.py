@@ -16,7 +16,7 @@ class Progress:
     """One line of progress: redrawn on a terminal, written now and then elsewhere.
 
     Args:
-        what: is being done.
+        what: is being done, and in which unit it is counted.
         stream: where it is shown; stderr by default.
         clock: seconds that only go forward.
     """
@@ -26,13 +26,15 @@ class Progress:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._terminal = self._stream.isatty()
-        self._began_s = clock()
-        self._next_s = self._began_s + SHOW_AFTER_S
+        # From the first report on: another stage may be before this one.
+        self._began_s = self._next_s = 0.0
         self._drawn = False
 
     def __call__(self, done: int, total: int) -> None:
         """So many of so many are done."""
         now_s = self._clock()
+        if not self._began_s:
+            self._began_s, self._next_s = now_s, now_s + SHOW_AFTER_S
         if now_s < self._next_s:
             return
         self._next_s = now_s + (REDRAW_EVERY_S if self._terminal else PLAIN_EVERY_S)
@@ -43,6 +45,12 @@ class Progress:
         else:
             self._stream.write(f"{line}\n")
         self._stream.flush()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Clear the line."""

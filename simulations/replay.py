@@ -6,7 +6,6 @@ hit whole.
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from msgspec import Struct
 from simulations.results import DIGEST_CHARACTERS, Array
 from simulations.workload.recorded import native_stream
 from simulations.workload.requests import RequestStream
+from simulations.workload.traces import Report, silent
 
 REPORT_EVERY = 1024
 """Requests between two reports of progress."""
@@ -44,19 +44,20 @@ class ReplayResult(Struct, frozen=True, tag="replay", tag_field="type"):
     block_tokens: int
 
 
-def replay_file(path: Path, report: Callable[[int, int], None] = lambda _done, _total: None) -> ReplayResult:
+def replay_file(path: Path, reading: Report = silent, counting: Report = silent) -> ReplayResult:
     """Replay a trace in its own block size.
 
     Args:
         path: of the trace.
-        report: told now and then how many requests of how many are done.
+        reading: told how many bytes of how many are read.
+        counting: told now and then how many requests of how many are counted.
 
     Raises:
         MalformedError: a line that does not fit.
     """
     began_s = time.perf_counter()
-    stream = native_stream(path)
-    hit_blocks = prefix_hits(stream, report)
+    stream = native_stream(path, reading)
+    hit_blocks = prefix_hits(stream, counting)
     n_input = stream.n_input
     hit_tokens = np.minimum(hit_blocks * stream.block_tokens, n_input)
     blocks = int((-(-n_input // stream.block_tokens)).sum())
@@ -73,7 +74,7 @@ def replay_file(path: Path, report: Callable[[int, int], None] = lambda _done, _
     )
 
 
-def prefix_hits(stream: RequestStream, report: Callable[[int, int], None] = lambda _done, _total: None) -> Array:
+def prefix_hits(stream: RequestStream, report: Report = silent) -> Array:
     """Of each prompt, how many blocks from its beginning an earlier prompt had."""
     known: list[int] = stream.segments.begin.tolist()
     hits = np.zeros(len(stream), dtype=np.int64)

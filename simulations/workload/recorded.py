@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from simulations.workload.requests import RequestStream, StreamBuilder
-from simulations.workload.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest, read
+from simulations.workload.traces import MOONCAKE_BLOCK_TOKENS, Report, Trace, TraceRequest, read, silent
 
 _NEW = -1
 """Labels a block that no other prompt has; negative numbers count them."""
@@ -14,13 +14,17 @@ _SESSION_SHIFT = 64
 """Ids of sessions are kept apart above the bits of an id and its parts."""
 
 
-def native_stream(path: Path) -> RequestStream:
+def native_stream(path: Path, report: Report = silent) -> RequestStream:
     """A whole trace at one node, in its own block size and the file's order.
+
+    Args:
+        path: of the trace.
+        report: told how many bytes of how many are read.
 
     Raises:
         MalformedError: a line that does not fit.
     """
-    trace = read(path)
+    trace = read(path, report)
     builder = StreamBuilder(path.stem, 1, block_tokens=trace.block_tokens)
     for request, labels, session in _labelled(trace, trace.block_tokens):
         # The file's order is that of a session; between sessions it matters not, as they share nothing.

@@ -12,10 +12,11 @@ A trace is read line by line. A line that is too long or does not fit is an erro
 """
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, NamedTuple, TypeVar
+from typing import IO, Annotated, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +24,9 @@ from msgspec import Meta, Struct
 from kvnet.errors import MalformedError, UsageError
 
 T = TypeVar("T", bound=Struct)
+
+Report = Callable[[int, int], None]
+"""Told how much of how much is done."""
 
 EXCERPTS = Path(__file__).parent.parent / "traces"
 """A little of each trace, which comes with the simulator."""
@@ -107,6 +111,10 @@ class _AnyLine(Struct, frozen=True):
     requests: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+def silent(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 def find(name: str) -> Path:
     """Where a trace is: a path, or the name of an excerpt that comes with the simulator.
 
@@ -122,13 +130,17 @@ def find(name: str) -> Path:
     return path
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, report: Report = silent) -> Trace:
     """Begin to read a trace.
+
+    Args:
+        path: of the trace.
+        report: told with each line how many bytes of how many of the file are read.
 
     Raises:
         MalformedError: the first line fits no format; any other line raises when it is reached.
     """
-    lines = _lines(path)
+    lines = _lines(path, report)
     first = next(lines, None)
     if first is None:
         raise MalformedError(f"{path}: expected a trace, found no line")
@@ -145,25 +157,28 @@ def read(path: Path) -> Trace:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers; those that are empty are left out."""
     number = 0
     try:
-        with _open(path) as file:
+        n_bytes = path.stat().st_size
+        with path.open("rb") as raw, _text(raw) as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     raise MalformedError(f"{path}:{number}: expected at most {MAX_LINE_BYTES:,} bytes in a line")
+                report(raw.tell(), n_bytes)
                 if line.strip():
                     yield number, line
     except (OSError, EOFError) as error:
         raise MalformedError(f"{path}:{number + 1}: expected text, plain or gzipped, found: {error}") from error
 
 
-def _open(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if zipped else path.open("rb")  # type: ignore[return-value]
+def _text(raw: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    """The lines of a file, unpacked where it is gzipped."""
+    zipped = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return closing(cast(IO[bytes], gzip.GzipFile(fileobj=raw))) if zipped else nullcontext(raw)
 
 
 def _decode(path: Path, number: int, line: bytes, kind: type[T]) -> T:

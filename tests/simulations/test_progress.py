@@ -29,6 +29,7 @@ def test_nothing_is_shown_of_what_takes_less_than_a_second() -> None:
 def test_a_terminal_has_a_bar_that_goes_away() -> None:
     clock, stream = Clock(), Terminal()
     progress = Progress("run", stream=stream, clock=clock)
+    progress(0, 4)
     clock.now_s += 2.0
     progress(1, 4)
     assert stream.getvalue() == "\r\x1b[Krun  [######------------------] 1 of 4, 6 s left"

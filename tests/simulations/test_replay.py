@@ -65,10 +65,14 @@ def test_another_trace_has_another_digest(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported_and_never_beyond_the_end() -> None:
-    told: list[tuple[int, int]] = []
-    replay_file(EXCERPTS / "conversation_excerpt.jsonl", lambda done, total: told.append((done, total)))
-    assert told
-    assert all(0 <= done <= total == 800 for done, total in told)
+    read: list[tuple[int, int]] = []
+    counted: list[tuple[int, int]] = []
+    file = EXCERPTS / "conversation_excerpt.jsonl"
+    replay_file(file, lambda *told: read.append(told), lambda *told: counted.append(told))
+    assert len(read) == 800
+    assert all(0 < done <= total == file.stat().st_size for done, total in read)
+    assert counted
+    assert all(0 <= done <= total == 800 for done, total in counted)
 
 
 @pytest.mark.nightly
