@@ -32,11 +32,13 @@ class _Own:
         namespace: as it is now.
         pages: what to tell.
         signed: the last record of each page, and when it expires, in seconds since 1970.
+        revocations: what the last page said of this node's revocations.
     """
 
     namespace: Namespace
     pages: OwnPages
     signed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    revocations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,10 @@ class OwnTables:
             self.renew_all()
         now_s = self._now()
         for own in self._owns():
+            if self._statements.latest_revocation(own.namespace) != own.revocations:
+                # Whoever is not told of a revocation learns from page 0 that there is one.
+                own.pages.moved()
+                self._wake()
             own.signed = {number: each for number, each in own.signed.items() if each[1] > now_s}
 
     def _wake(self) -> None:
@@ -193,12 +199,8 @@ class OwnTables:
     async def _tell(self, own: _Own) -> None:
         """Sign what is due in a namespace and tell the members."""
         now_s = self._now()
-        who = Telling(
-            own.namespace.id,
-            self._peer,
-            self._addresses,
-            self._statements.latest_revocation(own.namespace),
-        )
+        own.revocations = self._statements.latest_revocation(own.namespace)
+        who = Telling(own.namespace.id, self._peer, self._addresses, own.revocations)
         key = self._identity.signing_key()
         envelopes: list[bytes] = []
         for number in own.pages.due(trio.current_time()):

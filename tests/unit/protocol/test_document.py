@@ -12,10 +12,16 @@ from kvnet.protocol import messages
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
+from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from kvnet.protocol.membership import PROOF_ENTRIES
 from kvnet.protocol.pace import WEIGHTS, Purpose
+from kvnet.protocol.provider_pages import PageLimits
+from kvnet.protocol.scoring import FADE_S
 from kvnet.protocol.serve import SLOT_SHARES, ServeLimits
 from kvnet.protocol.session import SESSION_ID_SIZE_BYTES, SessionLimits
+from kvnet.protocol.table_index import PAGE_COST_BYTES
+from kvnet.protocol.tables import MAX_SIGNERS, TableLimits
+from kvnet.trust.statements import PAGE_ARTIFACTS
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 CDDL = "\n".join(re.findall(r"^```cddl\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
@@ -117,6 +123,26 @@ def test_patience_in_the_document_is_that_of_the_code() -> None:
     assert "in shares of 16, 4 and 1" in prose
     assert [SLOT_SHARES[purpose] for purpose in Purpose] == [1, 3 / 4, 1 / 2]
     assert "less than three quarters, or half, of its slots" in prose
+
+
+def test_tables_and_lookups_in_the_document_are_those_of_the_code() -> None:
+    pages, tables = PageLimits(), TableLimits()
+    prose = " ".join(DOCUMENT.split())
+    for text in (
+        f"pages of at most {PAGE_ARTIFACTS} artifacts",
+        f"changes may wait {pages.changes_s * 1000:.0f} ms for others",
+        f"told again after {pages.period_s * 0.75 // 60:.0f} to {pages.period_s / 60:.0f} minutes",
+        f"at most every {PageLimits(renew_s=1e9).period_s // 60:.0f} minutes",
+        f"after three times that and {pages.life_s - 3 * pages.period_s:.0f} seconds",
+        f"those of at most {'two' if MAX_SIGNERS == 2 else MAX_SIGNERS} signers",
+        f"at most {tables.peer_bytes >> 20} MiB are kept, of all together {tables.total_bytes >> 20} MiB",
+        f"{PAGE_COST_BYTES} bytes counted for each",
+        f"at most {MAX_ASKED} in all",
+        f"at most {messages.MAX_RECORDS} provider records of others",
+        f"at most {MAX_DHT_QUERIES} of the prompt's checkpoint keys",
+        f"Lies count half as much after {'an hour' if FADE_S == 3600 else FADE_S}",
+    ):
+        assert text in prose
 
 
 def test_names_in_the_document_are_those_of_the_code() -> None:
