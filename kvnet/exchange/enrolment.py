@@ -159,7 +159,7 @@ class Reception:
             own_word = await self._let_in(session, enrol, held, scope, key)
             roster = self._rosters.roster(held.namespace)
             assert roster is not None  # noqa: S101 - it has a scope
-            told = _to_show(roster, enrol.publisher, own_word)
+            told = _to_show(roster, enrol.publisher, own_word, self._rosters.said_by_members(roster))
         except KvnetError as error:
             # Nothing is lost: who was counted may come again.
             _log.warning("a guest with an invitation was not let in: %s", error)
@@ -197,10 +197,11 @@ def _refused(enrol: Enrol) -> Refused:
     return Refused(request_id=enrol.request_id, reason=RefusalReason.UNKNOWN)
 
 
-def _to_show(roster: Roster, guest: bytes, own_word: SignedStatement) -> tuple[bytes, ...]:
+def _to_show(
+    roster: Roster, guest: bytes, own_word: SignedStatement, others: Sequence[SignedStatement]
+) -> tuple[bytes, ...]:
     """First what proves the guest's membership, then whoever else is in, as far as one message goes."""
     proof = [*roster.proof_of(own_word.signer), own_word, *roster.proof_of(guest)]
-    others = [member.by for member in roster.members.values() if member.by is not None]
     chosen: list[bytes] = []
     room_bytes = MAX_TOLD_BYTES
     for statement in dict.fromkeys(each.envelope for each in [*proof, *others]):

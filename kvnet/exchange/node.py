@@ -44,6 +44,7 @@ from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.protocol.session import ControlSession, SessionConfig
 from kvnet.store.interface import ArtifactRecord, Store
+from kvnet.trust.namespace import Namespace
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -310,7 +311,7 @@ class ExchangeNode:
         self._announcer.clear()
         self._told.clear()
         await self._announce_all()
-        for session in list(self._sessions.values()):
+        for session in list(self._by_id.values()):
             session.close()
         self._failed_until.clear()
 
@@ -447,8 +448,7 @@ class ExchangeNode:
         await self._hold_session(stream, Role.RESPONDER, trio.Event())
 
     async def _hold_session(self, stream: ByteStream, role: Role, opened: trio.Event) -> None:
-        current = self._identity.namespaces()
-        namespaces = (*current, *self._identity.former()[: PROOF_ENTRIES - len(current)])
+        namespaces = self._proved()
         config = SessionConfig(
             role=role,
             own=self._network.peer_id,
@@ -469,12 +469,20 @@ class ExchangeNode:
                 # Out of here it goes as itself: inside a nursery it would come out in a group, past every handler.
                 failure = error
             else:
+                if namespaces != self._proved():
+                    # They changed during the handshake: what it has shown counts no more.
+                    session.close()
                 for greeting in self._greetings:
                     nursery.start_soon(_greet, greeting, session)
                 await self._keep_session(session, opened)
                 nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+
+    def _proved(self) -> tuple[Namespace, ...]:
+        """The namespaces that a new session proves: those of now, then former ones as far as there is room."""
+        current = self._identity.namespaces()
+        return (*current, *self._identity.former()[: PROOF_ENTRIES - len(current)])
 
     def _answered(self, peer: PeerId, seconds: float) -> None:
         self.fetcher.scores.answered(peer, seconds, trio.current_time())

@@ -93,8 +93,7 @@ class Rosters:
         roster = self.roster(namespace.id)
         if roster is None:
             return []
-        chains = [each for rekey in roster.rekeys for each in roster.proof_of(rekey.signer)]
-        return list(dict.fromkeys(each.envelope for each in chains))
+        return [each.envelope for each in roster.grounds]
 
     def _heard(self, heard: Heard) -> None:
         del heard
@@ -142,6 +141,11 @@ class Rosters:
         if roster.founder in keys:
             return keys[roster.founder]
         return next((key for key in reversed(list(keys.values())) if key.public in roster.members), None)
+
+    def said_by_members(self, roster: Roster) -> list[SignedStatement]:
+        """What its members have said of each other and of themselves."""
+        said = self._statements.all(StatementType.MEMBERSHIP, namespace=NamespaceId(roster.namespace))
+        return [each for each in said if each.signer in roster.members]
 
     def latest_membership(self, body: Membership, key: PublisherKey) -> SignedStatement | None:
         """What this key said last of a member, when it says the same and still counts."""

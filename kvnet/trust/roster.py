@@ -68,7 +68,7 @@ class Roster:
         members: publisher id -> member, the founder first.
         removed: publisher id -> sequence of the removal, for those who are out.
         rekey: the rekeying whose secret counts; None while the first secret does.
-        rekeys: all rekeyings that count for something.
+        grounds: all rekeyings that were ever allowed, each behind what made its signer a member then.
     """
 
     namespace: bytes
@@ -76,7 +76,7 @@ class Roster:
     members: Mapping[bytes, Member]
     removed: Mapping[bytes, int]
     rekey: SignedStatement | None
-    rekeys: tuple[SignedStatement, ...]
+    grounds: tuple[SignedStatement, ...]
 
     def sealed_for(self, member: bytes) -> bytes | None:
         """The box with the secret that counts for a member; None when there is none."""
@@ -108,12 +108,7 @@ class Roster:
         Args:
             member: publisher id; of somebody who is no member there is no proof.
         """
-        chain: list[SignedStatement] = []
-        current = self.members.get(member)
-        while current is not None and current.by is not None:
-            chain.append(current.by)
-            current = self.members.get(current.by.signer)
-        return [*self.rekeys, *reversed([each for each in chain if each not in self.rekeys])]
+        return list(dict.fromkeys([*self.grounds, *_chain(self.members, member)]))
 
 
 def build_roster(
@@ -142,16 +137,17 @@ def build_roster(
     state.memberships.sort(key=_order)
     # The founder's first, whatever their time: a stolen device must not outrun them with an early date.
     rekeys.sort(key=lambda each: (each.signer != founder, *_order(each)))
-    counting = [each for each in rekeys if state.apply(each, may=devices_remove or each.signer == founder)]
+    allowed = [each for each in rekeys if state.apply(each, may=devices_remove or each.signer == founder)]
     members = state.members()
-    counting = [each for each in counting if each.signer in members]
+    # A secret that somebody made who was removed since is known to them.
+    counting = [each for each in allowed if each.signer in members]
     return Roster(
         namespace,
         founder,
         MappingProxyType(members),
         MappingProxyType({who: when for who, when in state.banned.items() if who not in members}),
         max(counting, key=_order, default=None),
-        tuple(counting),
+        tuple(dict.fromkeys(state.grounds)),
     )
 
 
@@ -163,11 +159,14 @@ class _State:
         self._vouched: dict[bytes, SignedStatement] = {}
         self.banned: dict[bytes, int] = {}
         self.memberships: list[SignedStatement] = []
+        self.grounds: list[SignedStatement] = []
 
     def apply(self, statement: SignedStatement, *, may: bool) -> bool:
         """Let a rekeying count; whether it does."""
-        if not may or statement.signer not in self.members():
+        members = self.members()
+        if not may or statement.signer not in members:
             return False
+        self.grounds += [*_chain(members, statement.signer), statement]
         body = _rekey(statement)
         for who in body.removed:
             if who != self._founder:
@@ -226,6 +225,16 @@ class _State:
             elif known.by is not None and isinstance(known.by.body, Rekey) and not known.label:
                 found[said.publisher] = _named_as(known, said)
         return found
+
+
+def _chain(members: Mapping[bytes, Member], member: bytes) -> list[SignedStatement]:
+    """What makes somebody a member, back to the founder or to a rekeying, which stands on grounds of its own."""
+    chain: list[SignedStatement] = []
+    current = members.get(member)
+    while current is not None and current.by is not None:
+        chain.append(current.by)
+        current = None if isinstance(current.by.body, Rekey) else members[current.by.signer]
+    return chain[::-1]
 
 
 def _says_more(known: Member, entering: Member) -> bool:

@@ -246,7 +246,10 @@ class Memberships:
         session = await reach(node, invitation)
         key = self._identity.signing_key()
         admission = await enrol(session, signed, invitation, key, label[:MAX_LABEL_CHARACTERS], now_s=self._now())
-        return await self._become_member(signed, invitation, admission, name, keep_old=keep_old, count=count)
+        joined = await self._become_member(signed, invitation, admission, name, keep_old=keep_old, count=count)
+        # The session that the invitation came over has ended: what was joined is proved in another one.
+        await node.open_session(session.peer)
+        return joined
 
     def _member_already(self, invitation: Invitation) -> Joined | None:
         held = next((each for each in self._identity.namespaces() if each.id == invitation.namespace), None)

@@ -118,7 +118,7 @@ def test_device_that_the_founder_removed_cannot_outrun_that_with_an_early_date()
     found = roster([*CHAIN, stolen, first], devices=True)
     assert names(found) == "acd"
     assert found.rekey == first
-    assert found.rekeys == (first,)
+    assert found.grounds == (first,)
 
 
 def test_the_latest_rekeying_counts_and_earlier_removals_stay() -> None:
@@ -133,7 +133,7 @@ def test_the_latest_rekeying_counts_and_earlier_removals_stay() -> None:
 def test_rekeying_of_a_device_that_was_removed_later_does_not_count() -> None:
     by_b, by_c = rekeys("b", 10, out="", stay="abcd"), rekeys("c", 12, out="b", stay="acd")
     found = roster([*CHAIN, by_b, by_c], devices=True)
-    assert found.rekeys == (by_c,)
+    assert found.rekey == by_c
     assert names(found) == "acd"
 
 
@@ -178,6 +178,24 @@ def test_member_that_is_vouched_for_is_proved_without_a_circle() -> None:
     said = [*CHAIN, rekeys("a", 10, out="", stay="abcd"), lets_in("c", "b", 11), lets_in("b", "c", 11)]
     proof = roster(said).proof_of(key("b").public)
     assert proof == [said[3]]
+
+
+def test_device_that_removes_its_inviter_stays_and_can_still_prove_it() -> None:
+    rekey = rekeys("c", 10, out="b", stay="acd")
+    whole = roster([*CHAIN, rekey], devices=True)
+    assert names(whole) == "acd"
+    for member in "cd":
+        proof = whole.proof_of(key(member).public)
+        assert key(member).public in roster(proof, devices=True).members
+    # The word of the one who is out is part of why the rekeying was allowed.
+    assert whole.grounds == (CHAIN[0], CHAIN[1], rekey)
+
+
+def test_two_devices_that_vouch_for_each_other_prove_it_without_end() -> None:
+    by_b, by_c = rekeys("b", 10, out="d", stay="abc"), rekeys("c", 11, out="d", stay="abc")
+    whole = roster([*CHAIN, by_b, by_c], devices=True)
+    assert whole.rekey == by_c
+    assert names(roster(whole.proof_of(key("b").public), devices=True)) == "abc"
 
 
 def test_members_are_limited_and_the_earliest_stay() -> None:
