@@ -155,10 +155,11 @@ def _prefill_saved(runs: _Runs) -> Figure:
 
 def _bytes_moved(runs: _Runs) -> Figure:
     swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.fetched_bytes)
-    spared = swarm.prefill_saved_s / (swarm.fetched_bytes / 1e9) if swarm.fetched_bytes else 0.0
+    own = runs.found("own")
     title = f"{swarm.policy} moves {size(swarm.fetched_bytes)} between nodes"
-    if spared:
-        title += f": {seconds(spared)} of prefill spared for each GB, own reuse included"
+    if own is not None and swarm.fetched_bytes:
+        more_s = (swarm.prefill_saved_s - own.prefill_saved_s) / (swarm.fetched_bytes / 1e9)
+        title += f", and spares {seconds(more_s)} of prefill more than own caches for each GB"
     made, axes = figure(title, runs.where, height=_height(runs))
     moved = [each.fetched_bytes / 1e9 for each in runs.summaries]
     bars(axes, runs.names, moved, [size(each.fetched_bytes) for each in runs.summaries])

@@ -18,6 +18,8 @@ def size(n_bytes: float) -> str:
 
 def seconds(value: float) -> str:
     """A duration."""
+    if value == 0:
+        return "0 s"
     if value < 120:
         return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

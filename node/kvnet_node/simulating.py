@@ -21,19 +21,22 @@ DEFAULT_MODEL = "qwen3-8b"
 _CHIP = re.compile(r"Apple (M\d+)(?: (Pro|Max|Ultra))?")
 
 
-def checkout() -> Path:
-    """The checkout that this program runs from, or that the working directory is in.
+def checkout(module: Path = Path(__file__)) -> Path:
+    """The checkout that this program runs from. The working directory does not count: it may be anybody's.
+
+    Args:
+        module: this file.
 
     Raises:
-        UsageError: neither is one.
+        UsageError: it runs from no checkout.
     """
-    for folder in (Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents):
-        if (folder / "simulations" / "__main__.py").is_file():
-            return folder
-    raise UsageError(
-        "kvnet simulate expects a checkout of kvnet, found an installed kvnet without its simulations",
-        hint="Clone the repository, run `make install` there, and kvnet simulate from within it.",
-    )
+    folder = module.resolve().parents[2]
+    if not (folder / "simulations" / "__main__.py").is_file():
+        raise UsageError(
+            f"kvnet simulate expects to run from a checkout of kvnet, found none in {folder}",
+            hint="clone the repository, run `make install` there, and use its .venv/bin/kvnet",
+        )
+    return folder
 
 
 def chip_named(device: str) -> str:
@@ -88,5 +91,6 @@ def _check_needs() -> None:
     missing = [name for name in ("simpy", "matplotlib") if find_spec(name) is None]
     if missing:
         raise CompatibilityError(
-            f"kvnet simulate expects {' and '.join(missing)}, found none installed", hint="Run `make install` first."
+            f"kvnet simulate expects {' and '.join(missing)}, found none installed",
+            hint="run `make install` in the checkout first",
         )
