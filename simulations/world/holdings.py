@@ -1,7 +1,5 @@
 """What a node holds: prefixes of the tree, the blocks they share counted once, and the least recently used first."""
 
-from collections.abc import Iterator
-
 from kvnet.format.prefix import BLOCK_TOKENS
 from simulations.world.tree import Path, PromptTree
 
@@ -144,11 +142,9 @@ class Holdings:
         one.uses += 1
         self.held[one.segment] = self.held.pop(one.segment)
 
-    def sizes(self) -> Iterator[tuple[int, int]]:
-        """Each segment and how many blocks of it are held."""
-        first_block = self._first_block
-        for segment, extent in self.extent.items():
-            yield segment, extent // BLOCK_TOKENS - first_block[segment]
+    def size(self, segment: int) -> int:
+        """How many blocks of a segment are held."""
+        return self.extent[segment] // BLOCK_TOKENS - self._first_block[segment]
 
     def parts_of(self, path: Path) -> list[Held]:
         """Other prefixes held by themselves that are nothing but the beginning of this one."""

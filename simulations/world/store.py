@@ -1,7 +1,8 @@
 """A node's disk: what it keeps within its quota, and who learns of it."""
 
 from collections.abc import Mapping
-from typing import cast
+from itertools import islice
+from typing import Final, cast
 
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import BLOCK_TOKENS
@@ -9,6 +10,9 @@ from kvnet.store.eviction import FRESH_S, HIGH_SHARE, LOW_SHARE, Candidate, choo
 from simulations.policies.policy import Order, Policy
 from simulations.world.holdings import Held, Holdings
 from simulations.world.tree import Path, PromptTree
+
+FEW: Final = 16
+"""Artifacts that are looked at first when some have to go."""
 
 Holders = dict[int, dict[int, int]]
 """For each segment, the nodes whose disk holds some of it, and up to how many tokens of a prompt."""
@@ -154,15 +158,31 @@ class SimStore:
         return bool(victims)
 
     def _choose(self, need_bytes: int) -> list[int] | None:
-        """The node's own choice; artifacts and packs go by the number of their segment here."""
+        """The node's own choice, made among the next to go; among more where those do not suffice."""
+        held = self.holdings.held
+        # By last use they are in order; any other order needs all.
+        n_looked_at = FEW if self._order is Order.LEAST_RECENT else len(held)
+        while True:
+            victims = self._choose_among(list(islice(held.values(), n_looked_at)), need_bytes)
+            if victims is not None or n_looked_at >= len(held):
+                return victims
+            n_looked_at *= 4
+
+    def _choose_among(self, candidates: list[Held], need_bytes: int) -> list[int] | None:
+        """Artifacts and packs go by the number of their segment here; a pack has the blocks of one segment."""
         holdings = self.holdings
-        users = cast(
-            "dict[int, frozenset[ArtifactHash]]",
-            {segment: frozenset(through) for segment, through in holdings.through.items()},
+        segments = {segment for one in candidates for segment, _ in one.path}
+        users = {segment: frozenset(holdings.through[segment]) for segment in segments}
+        sizes = {segment: holdings.size(segment) * self.block_bytes for segment in segments}
+        return cast(
+            "list[int] | None",
+            choose_victims(
+                [Candidate(cast("ArtifactHash", one.segment), self._rank(one)) for one in candidates],
+                cast("dict[int, frozenset[ArtifactHash]]", users),
+                sizes,
+                need_bytes,
+            ),
         )
-        sizes = {segment: n_blocks * self.block_bytes for segment, n_blocks in holdings.sizes()}
-        candidates = [Candidate(cast("ArtifactHash", tip), self._rank(one)) for tip, one in holdings.held.items()]
-        return cast("list[int] | None", choose_victims(candidates, users, sizes, need_bytes))
 
     def _rank(self, one: Held) -> float:
         """The smaller goes sooner."""

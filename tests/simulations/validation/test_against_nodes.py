@@ -1,0 +1,43 @@
+"""The simulator against real nodes: processes on loopback with the toy engine, whose prefill takes as long as told."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.simulations.validation.swarm import Plan, real, simulated
+
+pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
+
+SMALL = Plan(3, [(0, 0, 0), (1, 0, 1), (1, 0, 2), (2, 0, 3)], [1500], prefill_s=0.0005, upload_bytes_s=4_000_000)
+
+
+def eight() -> Plan:
+    """Everybody asks about both documents, in some order, and some ask again."""
+    drawn = Random(7)
+    visits = [(node, document) for node in range(8) for document in (0, 1)]
+    drawn.shuffle(visits)
+    visits += drawn.sample(visits, 4)
+    asked = [(node, document, number) for number, (node, document) in enumerate(visits)]
+    return Plan(8, asked, [2400, 1700], prefill_s=0.006, upload_bytes_s=80_000)
+
+
+def test_three_nodes_reuse_what_the_simulator_says(tmp_path: Path) -> None:
+    expected, found = simulated(SMALL), real(SMALL, tmp_path)
+    assert [told.reused_tokens for told in found.told] == expected.hit_tokens.tolist()
+    assert found.served_bytes == pytest.approx(expected.total("fetched_bytes"), rel=0.05)
+    assert expected.total("peer_tokens") > 0
+
+
+@pytest.mark.nightly
+def test_eight_nodes_take_as_long_as_the_simulator_says(tmp_path: Path) -> None:
+    plan = eight()
+    expected, found = simulated(plan), real(plan, tmp_path)
+    assert [told.reused_tokens for told in found.told] == expected.hit_tokens.tolist()
+    assert found.served_bytes == pytest.approx(expected.total("fetched_bytes"), rel=0.05)
+    # Without the warm-ups, which are over in no time.
+    found_s, expected_s = (
+        np.median(times[8:]) for times in ([told.ttft_s for told in found.told], expected.requests["ttft_s"])
+    )
+    assert found_s == pytest.approx(expected_s, rel=0.20)
