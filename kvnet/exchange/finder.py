@@ -218,7 +218,8 @@ class PrefixFinder:
             return []
         short = sorted({end for end in ends if 0 < end < BLOCK_TOKENS})
         queries: list[LookupQuery] = []
-        for namespace in self._identity.namespaces():
+        # What of a prompt is public its request would have to say; none does.
+        for namespace in [each for each in self._identity.namespaces() if not each.is_public]:
             root = namespace.prefix_root(fingerprint.hash)
             short_keys = [(end, next_key(root, NO_PARENT, tokens[:end])) for end in short]
             queries.append(build_query(namespace, block_keys(root, tokens), len(tokens), short_keys))

@@ -135,6 +135,15 @@ class Rosters:
                 found[scope.namespace.id] = frozenset(roster.members)
         return MappingProxyType(found)
 
+    def departed(self) -> Mapping[bytes, Mapping[bytes, int]]:
+        """Namespace id -> publisher id -> seconds since 1970 when it was removed, for those who are out."""
+        found: dict[bytes, Mapping[bytes, int]] = {}
+        for scope in self._scopes():
+            roster = self.roster(scope.namespace.id)
+            if roster is not None and roster.removed:
+                found[scope.namespace.id] = {who: when // 1000 for who, when in roster.removed.items()}
+        return MappingProxyType(found)
+
     def own_key(self, roster: Roster) -> PublisherKey | None:
         """The key with which this node speaks in a namespace: the founder's, else its newest that is a member."""
         keys = {key.public: key for key in self._keys()}

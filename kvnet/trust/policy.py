@@ -75,6 +75,8 @@ class TrustPolicy:
         trusted: publisher ids its owner trusts.
         revoked: publisher ids that count for nothing any more, own and trusted ones included.
         members: namespace id -> publisher ids that are trusted there and nowhere else.
+        departed: namespace id -> publisher id -> seconds since 1970 when it was removed: what it signed there before
+            stays good, unless its key is revoked.
         founders: namespace id -> publisher id of its founder, whose word on keys counts there.
         devices: publisher ids of the owner's machines, whose word on keys and artifacts counts.
         founder: publisher id of the founder of ``mine``; empty for none.
@@ -89,6 +91,7 @@ class TrustPolicy:
     trusted: frozenset[bytes]
     revoked: frozenset[bytes] = frozenset()
     members: Mapping[bytes, frozenset[bytes]] = field(default_factory=lambda: MappingProxyType({}))
+    departed: Mapping[bytes, Mapping[bytes, int]] = field(default_factory=lambda: MappingProxyType({}))
     founders: Mapping[bytes, bytes] = field(default_factory=lambda: MappingProxyType({}))
     devices: frozenset[bytes] = frozenset()
     founder: bytes = b""
@@ -118,13 +121,14 @@ class TrustPolicy:
         revoked = self._revocation(manifest)
         if revoked is not None:
             return revoked
-        signer = self._refusal_code(manifest.publisher, namespace)
+        signer = self._refusal_code(manifest.publisher, namespace, signed_s=manifest.created)
         if signer is None and self._signed_after_rotation(manifest):
             signer = RefusalCode.ROTATED_PUBLISHER
         if signer is not None:
             return self._refuse(signer, manifest.publisher, "it is signed by")
         for span in manifest.derived_from:
-            code = self._refusal_code(span.publisher, namespace)
+            # Whoever extended it has judged when that was signed; its time is not in the manifest.
+            code = self._refusal_code(span.publisher, namespace, signed_s=0)
             if code is not None:
                 return self._refuse(_DERIVED[code], span.publisher, _span_words(span))
         return Accepted(manifest.publisher, manifest.publisher in self.own)
@@ -162,12 +166,13 @@ class TrustPolicy:
     def _is_trusted(self, publisher: bytes, namespace: bytes) -> bool:
         return publisher in self.trusted or publisher in self.members.get(namespace, frozenset())
 
-    def _refusal_code(self, publisher: bytes, namespace: bytes) -> RefusalCode | None:
+    def _refusal_code(self, publisher: bytes, namespace: bytes, *, signed_s: int) -> RefusalCode | None:
         if publisher in self.own:
             return None
         if self.name == "own":
             return RefusalCode.NOT_OWN
-        if not self._is_trusted(publisher, namespace):
+        departed_s = self.departed.get(namespace, {}).get(publisher, -1)
+        if not self._is_trusted(publisher, namespace) and signed_s > departed_s:
             return RefusalCode.UNTRUSTED_PUBLISHER
         return RefusalCode.REVOCATION_WITHHELD if self.standing.is_withheld(publisher, namespace) else None
 

@@ -131,6 +131,7 @@ class NodeIdentity:
             own=frozenset(key.public for key in self._keys),
             trusted=frozenset(parse_publisher_text(entry.publisher) for entry in self._trusted),
             members=members,
+            departed=self.rosters.departed() if self.rosters is not None else {},
             founders=founders,
             devices=members.get(mine, frozenset()),
             founder=founders.get(mine, b""),

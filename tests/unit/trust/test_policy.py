@@ -1,5 +1,7 @@
 """Policies: whose artifacts are used, and that nothing is laundered on the way."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvnet.errors import ConfigError
@@ -231,3 +233,23 @@ def test_the_policy_says_whose_word_counts() -> None:
     assert who.keys.devices == {FRIEND.public}
     assert who.keys.founder == OWN.public
     assert who.keys.founders == {OTHER.id: STRANGER.public}
+
+
+def test_what_a_member_signed_before_it_was_removed_stays_good_until_its_key_is_revoked() -> None:
+    removed_s = 1_800_000_000
+    before, after = (make_artifact(key=STRANGER, created=removed_s + late).manifest for late in (0, 1))
+    elsewhere = make_artifact(key=STRANGER, namespace=OTHER, created=removed_s).manifest
+    extended = make_artifact(derived_from=(span(STRANGER, 0, 1),), created=removed_s + 100).manifest
+    given = replace(policy("trusted"), departed={MINE.id: {STRANGER.public: removed_s}})
+    assert given.judge(before) == Accepted(STRANGER.public, own=False)
+    assert given.judge(extended) == Accepted(OWN.public, own=True)
+    for manifest in (after, elsewhere):
+        refusal = given.judge(manifest)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == RefusalCode.UNTRUSTED_PUBLISHER
+    assert isinstance(replace(given, name="own").judge(before), Refusal)
+    revoked = replace(given, revoked=frozenset({STRANGER.public})).judge(before)
+    assert isinstance(revoked, Refusal)
+    assert revoked.code == RefusalCode.REVOKED_PUBLISHER
+    # Its word on anything else counts for nothing.
+    assert not given.believes(STRANGER.public, MINE.id)

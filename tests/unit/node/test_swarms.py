@@ -1,0 +1,127 @@
+"""Namespaces on disk: swarms, what is known of them, and former secrets."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file
+from kvnet_node.swarms import FORMER_LIFE_S, MAX_NAMESPACES, Known, SwarmFiles
+
+NEW = b"n" * 32
+TEAM = Namespace("team", b"t" * 32, b"l" * 32)
+
+
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def opened(directory: Path, clock: Clock | None = None, *, public: bool = False) -> SwarmFiles:
+    files = SwarmFiles(directory, public=public, now=clock or Clock())
+    files.load()
+    return files
+
+
+def test_a_swarm_lasts_and_nobody_else_reads_its_files(tmp_path: Path) -> None:
+    files = opened(tmp_path / "n")
+    made = files.make_swarm("team")
+    files.know(made.id, Known(founder=b"f" * 32, addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",)))
+    again = opened(tmp_path / "n")
+    assert again.named("team") == made
+    assert again.all() == (again.mine, made)
+    assert again.known(made.id).founder == b"f" * 32
+    assert again.addresses() == ("/ip4/192.0.2.1/tcp/1/p2p/x",)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (tmp_path / "n").iterdir())
+
+
+def test_only_namespaces_with_a_founder_have_members_and_mine_is_of_devices(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    team = files.make_swarm("team")
+    assert files.scopes() == []
+    for namespace in (files.mine, team):
+        files.know(namespace.id, Known(founder=b"f" * 32))
+    assert [(scope.namespace.name, scope.devices) for scope in files.scopes()] == [("mine", True), ("team", False)]
+
+
+@pytest.mark.parametrize("name", ["mine", "public", "kept", "former", "", "Team", "a/b", "team"])
+def test_names_that_are_taken_or_mean_something_else_are_refused(tmp_path: Path, name: str) -> None:
+    files = opened(tmp_path)
+    files.make_swarm("team")
+    with pytest.raises(UsageError):
+        files.make_swarm(name)
+
+
+def test_there_is_no_room_for_a_ninth_namespace(tmp_path: Path) -> None:
+    files = opened(tmp_path, public=True)
+    for number in range(MAX_NAMESPACES - 2):
+        files.make_swarm(f"team{number}")
+    assert files.all()[-1] == PUBLIC
+    assert len(files.all()) == MAX_NAMESPACES
+    with pytest.raises(StoreError, match="at most 8"):
+        files.make_swarm("one-more")
+
+
+def test_a_replaced_secret_is_kept_among_the_former_for_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+    files = opened(tmp_path, clock)
+    team = files.join_swarm(TEAM, Known())
+    files.rekey(team.id, NEW)
+    files.rekey(team.id, NEW)
+    clock.now_s += 1
+    files.rekey(team.id, b"m" * 32)
+    assert files.named("team") == Namespace("team", TEAM.prefix_secret, b"m" * 32)
+    assert [each.lookup_secret for each in files.former()] == [NEW, TEAM.lookup_secret]
+    assert all(each.former and each.id == team.id for each in files.former())
+    clock.now_s += FORMER_LIFE_S - 0.5
+    assert [each.lookup_secret for each in opened(tmp_path, clock).former()] == [NEW]
+    clock.now_s += 2
+    assert opened(tmp_path, clock).former() == ()
+    assert not list(tmp_path.glob("former-*"))
+
+
+def test_leaving_forgets_the_secrets_the_former_ones_and_the_members(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    team = files.join_swarm(TEAM, Known(founder=b"f" * 32))
+    files.rekey(team.id, NEW)
+    files.leave("team")
+    assert (files.named("team"), files.former(), files.known(team.id)) == (None, (), Known())
+    left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert TEAM.prefix_secret not in left
+    for name in ("mine", "team"):
+        with pytest.raises(UsageError):
+            files.leave(name)
+
+
+def test_joining_again_takes_the_secret_of_now(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.join_swarm(TEAM, Known())
+    files.join_swarm(Namespace("whatever", TEAM.prefix_secret, NEW), Known(founder=b"f" * 32))
+    assert files.named("team") == Namespace("team", TEAM.prefix_secret, NEW)
+    assert len(files.swarms()) == 1
+
+
+def test_mine_is_replaced_and_kept_when_something_is_in_it(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    old = files.mine
+    with pytest.raises(StoreError, match="holds 2 artifacts"):
+        files.join_mine(TEAM, Known(), keep_old=False, count=lambda _: 2)
+    assert files.mine == old
+    assert files.join_mine(TEAM, Known(founder=b"f" * 32), keep_old=True, count=lambda _: 2) == old.id
+    assert files.mine == Namespace("mine", TEAM.prefix_secret, TEAM.lookup_secret)
+    assert [each.id for each in files.all()] == [TEAM.id, old.id]
+    assert decode_namespace_file((tmp_path / "mine.kvns").read_bytes()).name == "mine"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"format": 1, "namespaces": {"a": 1}}'])
+def test_a_damaged_file_of_what_is_known_is_named(tmp_path: Path, content: bytes) -> None:
+    opened(tmp_path)
+    (tmp_path / "scopes.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"scopes\.json"):
+        opened(tmp_path)
