@@ -144,6 +144,11 @@ class PeerBook:
         self._peers[peer] = replace(before, failures=min(before.failures + 1, 16), due_s=now_s + pause_s)
         self._note(peer)
 
+    def not_a_member(self, peer: PeerId) -> None:
+        """It is connected and proves no common namespace any more: it, or this node, has left."""
+        if peer in self._peers:
+            self._forget(peer)
+
     def retry_all(self, now_s: float) -> None:
         """Whatever kept them away may be over: all of them are due."""
         for peer, each in self._peers.items():
@@ -195,6 +200,7 @@ class PeerRemembrance:
     Args:
         network: where to dial.
         sessions: the open sessions in which some namespace is proved.
+        session_with: the session with a peer, whatever it has proved.
         lane: where the keeper is called.
         keeper: what outlives this run; None: nothing does.
         limits: how many, and how often.
@@ -205,6 +211,7 @@ class PeerRemembrance:
         self,
         network: Network,
         sessions: Callable[[], Sequence[PeerSession]],
+        session_with: Callable[[PeerId], PeerSession | None],
         *,
         lane: Lane,
         keeper: PeerKeeper | None = None,
@@ -213,6 +220,7 @@ class PeerRemembrance:
     ) -> None:
         self._network = network
         self._sessions = sessions
+        self._session_with = session_with
         self._lane = lane
         self._keeper = keeper
         self._wall_s = wall_s
@@ -255,6 +263,10 @@ class PeerRemembrance:
         members = {session.peer: session for session in self._sessions()}
         for peer, session in members.items():
             self.book.met(peer, where.get(peer, ()), [each.id for each in session.slots], self._wall_s())
+        for peer in where.keys() - members.keys():
+            found = self._session_with(peer)
+            if found is not None and not found.closed.is_set() and not found.slots:
+                self.book.not_a_member(peer)
         return len(members)
 
     def _dial_due(self, nursery: trio.Nursery, members: int) -> None:

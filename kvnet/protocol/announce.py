@@ -42,8 +42,9 @@ class AnnounceStatus:
     Attributes:
         keys: in the table.
         never: of those, never announced with success.
-        overdue: of those announced, how many are later than their timer.
+        overdue: of those announced, how many were last announced longer ago than any timer.
         behind_s: seconds it takes to announce all that is due now.
+        crowded: more keys than the pace can renew in time, ever.
         announced: announcements that reached somebody.
         failed: announcements that reached nobody.
         alone: times that keys were due and there was nobody to tell.
@@ -60,11 +61,12 @@ class AnnounceStatus:
     verified: int
     not_found: int
     alone: int = 0
+    crowded: bool = False
 
     @property
     def falling_behind(self) -> bool:
-        """Whether more is due than the pace allows before it ages."""
-        return self.overdue > 0
+        """Whether keys are late because there are too many; after a night off or a new network they only wait."""
+        return self.crowded and self.overdue > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +289,9 @@ class AnnounceMachine:
     def status(self, now: float) -> AnnounceStatus:
         """How announcing goes."""
         rows = self._rows.values()
-        # Later than its timer by more than one round of the pace is no mere waiting for a slot.
-        overdue = [row for row in rows if row.announced is not None and now > row.due + 2 * self._limits.interval_s]
+        # Later than the longest timer by more than one turn of the pace is no mere waiting for a slot.
+        timer_s = self._limits.reprovide_s * (1.0 + self._limits.spread) + 2 * self._limits.interval_s
+        overdue = [row for row in rows if row.announced is not None and now > row.announced + timer_s]
         due = sum(1 for row in rows if row.due <= now)
         return AnnounceStatus(
             keys=len(rows),
@@ -300,6 +303,7 @@ class AnnounceMachine:
             verified=self._verified,
             not_found=self._not_found,
             alone=self._alone,
+            crowded=len(rows) * self._limits.interval_s > self._limits.reprovide_s,
         )
 
     def _checkable(self) -> list[tuple[bytes, _Row]]:

@@ -42,7 +42,9 @@ class Surroundings:
         self._node = node
         # Somebody who asked for nothing on disk is not remembered by others' addresses there either.
         keeper = None if config.ram_only else PeerStore(settings.paths.peers_file)
-        self._remembered = PeerRemembrance(node.network, node.sessions, lane=ThreadLane(), keeper=keeper)
+        self._remembered = PeerRemembrance(
+            node.network, node.sessions, node.session_with, lane=ThreadLane(), keeper=keeper
+        )
         keep = frozenset(_peer_of(address) for address in config.bootstrap)
         self._neighbours = Neighbours(node.network, node.session_with, keep=keep)
         self._discovery = self._discover() if config.lan_discovery else None

@@ -33,6 +33,7 @@ async def remember(node: Node, nursery: trio.Nursery, kept: KeptPeers | None = N
     remembered = PeerRemembrance(
         node.network,
         node.exchange.sessions,
+        node.exchange.session_with,
         lane=InlineLane(),
         keeper=kept,
         limits=BookLimits(retry_s=10.0, max_retry_s=60.0),
@@ -114,3 +115,16 @@ async def test_whoever_shares_no_namespace_is_not_remembered(
     await a.meet(stranger)
     await trio.sleep(30)
     assert len(remembered.book) == 0
+
+
+async def test_a_remembered_peer_that_is_no_member_any_more_is_forgotten(
+    autojump_clock: MockClock, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    world = World(default_link=Link(latency_s=0.001))
+    a = await start_node(world, nursery, tmp_path, "a")
+    left = await start_node(world, nursery, tmp_path, "l", who=identity("l", namespaces=(OTHER,)))
+    kept = KeptPeers({left.network.peer_id: RememberedPeer(left.network.peer_id, (left.network.address,), (), 1.0)})
+    remembered = await remember(a, nursery, kept)
+    await trio.sleep(20)
+    assert len(remembered.book) == 0
+    assert kept.peers == {}

@@ -84,6 +84,15 @@ def test_who_was_not_seen_for_long_and_does_not_answer_is_forgotten() -> None:
     book.failed(peer(1), 2000.0)
 
 
+def test_who_is_no_member_any_more_is_forgotten() -> None:
+    book = PeerBook(LIMITS)
+    book.met(peer(1), ["/a"], [MINE], 0.0)
+    book.take_changes()
+    book.not_a_member(peer(1))
+    book.not_a_member(peer(2))
+    assert book.take_changes() == ([], [peer(1)])
+
+
 def test_beyond_the_limit_whoever_was_seen_longest_ago_goes() -> None:
     book = PeerBook(LIMITS)
     for number in range(1, 9):

@@ -165,6 +165,7 @@ def test_more_keys_than_the_pace_allows_are_reported_as_falling_behind() -> None
     machine.add(map(key, range(70, 150)), now=200.0)
     run(machine, 200.0, 400.0)
     status = machine.status(400.0)
+    assert status.crowded
     assert status.falling_behind
     assert status.behind_s > 0
     assert status.keys == 150
@@ -250,6 +251,17 @@ def test_a_peer_that_comes_makes_everything_due_but_not_again_and_again() -> Non
     machine.peers_came(20.0)
     machine.peers_came(30.0)
     assert run(machine, 30.0, 200.0) == [(70.0, key(1))]
+
+
+def test_a_round_after_a_night_off_is_late_and_not_behind() -> None:
+    machine = AnnounceMachine(LIMITS)
+    machine.add(map(key, range(100)), now=0.0)
+    run(machine, 0.0, 200.0)
+    machine.reconnected(30_000.0)
+    status = machine.status(30_001.0)
+    assert status.overdue == 100
+    assert status.behind_s == 120.0
+    assert not status.falling_behind
 
 
 def test_that_keys_wait_for_somebody_to_tell_is_counted() -> None:
