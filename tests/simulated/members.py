@@ -9,10 +9,12 @@ from blake3 import blake3
 
 from kvnet.exchange.statements import Statements
 from kvnet.network.memory import World
+from kvnet.store.names import NameBook
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.membership import Joined, Memberships
 from kvnet_node.paths import DataPaths
+from kvnet_node.removals import Removals
 from tests.simulated.nodes import Node, start_node, wall_s
 
 
@@ -24,6 +26,7 @@ class Member:
     identity: NodeIdentity
     statements: Statements
     memberships: Memberships
+    removals: Removals
 
     @property
     def name(self) -> str:
@@ -73,9 +76,10 @@ async def start_member(
     name: str,
     *,
     bootstrap: tuple[str, ...] = (),
+    public: bool = False,
 ) -> Member:
     """A running node with an identity of its own; it ends with the nursery."""
-    identity = NodeIdentity(DataPaths(directory / f"{name}-data"), "trusted")
+    identity = NodeIdentity(DataPaths(directory / f"{name}-data"), "trusted", public=public)
     identity.load()
     counter = iter(range(1 << 30))
 
@@ -93,4 +97,7 @@ async def start_member(
     memberships = Memberships(identity, statements, node.lane, changed=changed, random=random, now=wall_s)
     memberships.attach(node.exchange)
     await nursery.start(memberships.run)
-    return Member(node, identity, statements, memberships)
+    names = NameBook(directory / f"{name}-names")
+    removals = Removals(identity, statements, node.store, names, node.lane, removed=node.exchange.removed)
+    await nursery.start(removals.run)
+    return Member(node, identity, statements, memberships, removals)

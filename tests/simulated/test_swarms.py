@@ -17,6 +17,9 @@ from kvnet.protocol.enrolment import make_enrol
 from kvnet.protocol.messages import RefusalReason
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.invitation import parse_invitation_text
+from kvnet.trust.keys import publisher_text
+from kvnet.trust.namespace import PUBLIC
+from kvnet.trust.statements import Removal, sign_statement
 from kvnet_node.membership import reach
 from tests.simulated.members import Member, start_member
 from tests.simulated.nodes import NOW_S, wall_s
@@ -368,3 +371,74 @@ async def test_eight_members_in_a_chain_of_invitations_all_find_what_the_first_s
     stay = [member for member in members if member.name != "d"]
     assert all(member.members() == set("abcefgh") for member in stay)
     assert len({member.identity.swarms.named("team") for member in stay}) == 1
+
+
+async def take_back(member: Member, artifact: ArtifactHash, namespace: bytes | None = None) -> None:
+    """Have an artifact removed from all machines of the owner."""
+    mine = member.identity.swarms.mine
+    body = Removal(sequence=0, issued=0, expires=0, namespace=namespace or mine.id, artifact=artifact)
+    await member.memberships.rosters.say(mine, member.identity.signing_key(), body)
+
+
+async def test_what_one_machine_takes_back_goes_from_the_others_from_sleeping_ones_when_they_wake(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, sleeper = [await start_member(world, nursery, tmp_path, name) for name in ("a", "b", "sleeper")]
+    for guest in (b, sleeper):
+        await guest.join(await a.invite("mine"))
+    await met(a, b, sleeper)
+    added = await a.node.add(TOKENS)
+    for each in (b, sleeper):
+        await each.node.fetch(added.record.hash)
+    world.partition([a.node.network, b.node.network], [sleeper.node.network])
+    await take_back(a, added.record.hash)
+    await met(a, b)
+    assert a.node.store.get(added.record.hash) is None
+    assert b.node.store.get(added.record.hash) is None
+    assert sleeper.node.store.get(added.record.hash) is not None
+    world.heal()
+    await sleeper.node.meet(b.node)
+    await met(b, sleeper)
+    assert sleeper.node.store.get(added.record.hash) is None
+
+
+async def test_colleagues_take_nothing_of_others_back(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    mine = await a.node.add(TOKENS)
+    shared = await share_new(a)
+    team = b.identity.swarms.named("team")
+    assert team is not None
+    for artifact, namespace in ((mine.record.hash, a.identity.swarms.mine.id), (shared, team.id)):
+        body = Removal(sequence=0, issued=0, expires=0, namespace=namespace, artifact=artifact)
+        forged = sign_statement(
+            msgspec.structs.replace(body, sequence=NOW_S * 1000, issued=NOW_S), b.identity.signing_key()
+        )
+        a.statements.take([forged.envelope], team)
+    await met(a)
+    assert a.node.store.get(mine.record.hash) is not None
+    assert a.node.store.get(shared) is not None
+
+
+async def test_public_artifact_is_fetched_by_whoever_trusts_its_publisher_and_no_prompt_asks_for_it(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, private = [
+        await start_member(world, nursery, tmp_path, name, public=name != "private") for name in ("a", "b", "private")
+    ]
+    added = await a.node.add(TOKENS)
+    shared = share(a.node.store, a.identity, added.record.hash, PUBLIC, created_s=NOW_S)
+    a.node.exchange.published(shared.record, shared.keys)
+    await b.node.meet(a.node)
+    await private.node.meet(a.node)
+    with pytest.raises(TrustError, match="not among the trusted"):
+        await b.node.fetch(shared.record.hash)
+    b.identity.trust(publisher_text(a.publisher), "")
+    assert (await b.node.generate([*TOKENS, 5])).reused_tokens == 0
+    assert (await b.node.fetch(shared.record.hash)).record.complete
+    assert (await b.node.generate([*TOKENS, 5])).reused_tokens == len(TOKENS)
+    with pytest.raises(NotFoundError):
+        await private.node.fetch(shared.record.hash)
