@@ -245,7 +245,15 @@ class Neighbours:
 
     def list(self) -> list[Neighbour]:
         """Who is there, and how it stands with them."""
-        return self._table.neighbours(self._state_of)
+        connected = frozenset(info.peer for info in self._network.connected())
+
+        def state_of(peer: PeerId) -> str:
+            session = self._session_with(peer) if peer in connected else None
+            if session is not None and not session.closed.is_set():
+                return "member" if session.slots else "stranger"
+            return "connected" if peer in connected else ""
+
+        return self._table.neighbours(state_of)
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Dial until cancelled."""
@@ -278,12 +286,6 @@ class Neighbours:
         strangers = [each.peer for each in self.list() if each.state == "stranger" and each.peer not in self._keep]
         self._since = {peer: self._since.get(peer, now) for peer in strangers}
         return list(self._since.items())
-
-    def _state_of(self, peer: PeerId) -> str:
-        session = self._session_with(peer)
-        if session is not None and not session.closed.is_set():
-            return "member" if session.slots else "stranger"
-        return "connected" if any(info.peer == peer for info in self._network.connected()) else ""
 
     def _wake(self) -> None:
         self._changed.set()
