@@ -4,10 +4,12 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec import structs
 
 from kvnet.errors import NetworkError, NotFoundError
 from kvnet.exchange.fetcher import Fetched
@@ -174,6 +176,7 @@ async def test_fetch_is_finished_from_the_honest_provider(tmp_path: Path, how: s
         async with evil_provider(Evil(honest, record_of(honest, artifact), how), path) as evil:
             fetched = await fetch_from_evil_first(asker, evil, artifact, honest)
             assert fetched.record.complete
+            assert fetched.seconds < 10
             part = fetched.delivered[evil.network.peer_id]
             assert part.path == path
             assert part.n_chunks <= 1
@@ -210,3 +213,33 @@ async def test_peer_that_only_shakes_hands_does_not_hold_up_a_fetch(tmp_path: Pa
             fetched = await fetch_from_evil_first(asker, evil, artifact, honest)
             assert fetched.record.complete
             assert fetched.seconds < 10
+
+
+async def test_peer_whose_bulk_port_accepts_and_says_nothing_does_not_hold_up_a_fetch(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "a", "a", bulk=BulkEndpoint(LISTEN)) as honest,
+        running(tmp_path / "b", "b", bulk=BulkEndpoint(LISTEN), options=QUICK) as asker,
+        trio.open_nursery() as nursery,
+    ):
+        artifact = honest.hold(N_TOKENS)
+        (silent,) = await nursery.start(partial(trio.serve_tcp, _says_nothing, 0, host="127.0.0.1"))
+        async with evil_provider(Evil(honest, record_of(honest, artifact), "nothing"), "bulk") as evil:
+            agreeing = evil.answer
+
+            def answer(request: Request) -> Reply | None:
+                reply = agreeing(request)
+                if isinstance(reply, BulkOffer):
+                    return structs.replace(reply, port=silent.socket.getsockname()[1])
+                return reply
+
+            evil.answer = answer
+            fetched = await fetch_from_evil_first(asker, evil, artifact, honest)
+            assert fetched.record.complete
+            assert fetched.seconds < 10
+            assert fetched.delivered[evil.network.peer_id].n_chunks == 0
+        nursery.cancel_scope.cancel()
+
+
+async def _says_nothing(stream: trio.SocketStream) -> None:
+    del stream
+    await trio.sleep_forever()
