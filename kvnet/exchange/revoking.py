@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 MAX_SEEN: Final = 16_384
 """Artifacts remembered after they have left the store: what was restored from them may still be in memory."""
 
+REST_S: Final = 0.25
+"""Seconds from one look at everything to the next. Nothing revoked is used meanwhile: that is judged at every use."""
+
 DropLive = Callable[[], Awaitable[None]]
 """Has every engine forget what it keeps in memory between requests."""
 
@@ -87,6 +90,8 @@ class RevocationGuard:
             await self._changed.wait()
             self._changed = trio.Event()
             await self._stop_what_is_revoked()
+            # Whoever says much keeps a large store busy for no more than a part of the time.
+            await trio.sleep(REST_S)
 
     def _heard(self, _heard: Heard) -> None:
         self._changed.set()

@@ -106,8 +106,18 @@ class Talks:
         self._talks: dict[PeerSession, Talk] = {}
 
     def of(self, session: PeerSession | None) -> Talk | None:
-        """The talk with a session that is open."""
-        return self._talks.get(session) if session is not None else None
+        """The talk with a session that is open; begun with the peer's first word, or with the greeting."""
+        if session is None or session.closed.is_set() or Capability.STATEMENTS not in session.opened.capabilities:
+            return None
+        talk = self._talks.get(session)
+        if talk is None:
+            now, limits = trio.current_time(), self._limits
+            talk = self._talks[session] = Talk(
+                session,
+                gossip.Allowance(limits.statements_per_s, limits.statements_burst, now),
+                gossip.Allowance(limits.asks_per_s, limits.asks_burst, now),
+            )
+        return talk
 
     def listeners(self, namespace: Namespace) -> int:
         """Peers that are told of what is new in a namespace."""
@@ -129,9 +139,10 @@ class Talks:
     def answer_ask(self, session: PeerSession, request: Request) -> Reply:
         """Give a member a page of what it does not know."""
         assert isinstance(request, GetStatements)  # noqa: S101 - the node hands out requests by their kind
-        namespace, talk = self._shared(session, request.slot), self._talks.get(session)
+        namespace = self._shared(session, request.slot)
         if namespace is None or not gossip.is_ordered(request):
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
+        talk = self.of(session)
         if talk is not None and not talk.asks.take(1, trio.current_time()):
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         reply = gossip.answer(request, self._shelf.held(namespace))
@@ -172,22 +183,16 @@ class Talks:
 
     async def greet(self, session: PeerSession) -> None:
         """Ask for everything that is not known, and tell of what is new, as long as the session lasts."""
-        if Capability.STATEMENTS not in session.opened.capabilities or not session.slots:
+        talk = self.of(session) if session.slots else None
+        if talk is None:
             return
-        now, limits = trio.current_time(), self._limits
-        talk = Talk(
-            session,
-            gossip.Allowance(limits.statements_per_s, limits.statements_burst, now),
-            gossip.Allowance(limits.asks_per_s, limits.asks_burst, now),
-        )
         talk.ask.set()
-        self._talks[session] = talk
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_telling, talk)
                 nursery.start_soon(self._keep_asking, talk)
         finally:
-            del self._talks[session]
+            self._talks.pop(session, None)
 
     async def _keep_asking(self, talk: Talk) -> None:
         while True:

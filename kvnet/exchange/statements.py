@@ -179,7 +179,7 @@ class Statements:
             if self._take(statement, frozenset(scopes)) is Verdict.FULL:
                 raise StoreError(
                     f"expected room for one more {statement.kind.value} of this node, found too many of them",
-                    hint="kvnet doctor shows how many statements are kept",
+                    hint="members keep so many of one key: `kvnet key rotate` makes a new one",
                 )
             await self._write()
         self._publish(Heard(statement, self._named(statement.body), None))

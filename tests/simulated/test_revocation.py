@@ -282,6 +282,7 @@ async def test_what_says_another_namespace_or_another_time_is_passed_over(
     a = await start_hearer(world, nursery, tmp_path, "a")
     b = await start_hearer(world, nursery, tmp_path, "b", trusts=("a",))
     await b.node.meet(a.node)
+    await trio.sleep(1)
     now_s = int(wall_s())
 
     def tag(**fields: object) -> bytes:
@@ -366,6 +367,7 @@ async def test_while_a_revocation_is_held_back_its_signers_artifacts_are_not_use
         revocations=revoked.body.sequence,
     )
     await c.node.meet(evil.node)
+    await trio.sleep(1)
     evil.statements.spread(MINE, [sign_statement(record, key_of("a")).envelope])
     await trio.sleep(2)
     refusal = c.who.policy().judge(added.record.manifest)
