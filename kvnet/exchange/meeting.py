@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+YIELD_S = 2.0
+"""Head start of the node with the lower peer id: two that hear of each other together need not both dial."""
+
 LOOK_S = 1.0
 """How often members that nobody is connected to are looked for."""
 
@@ -90,12 +93,14 @@ class Meetings:
         known = self._members()
         self._tried = {peer: tried for peer, tried in self._tried.items() if peer in known}
         unmet: list[KnownMember] = []
+        now = trio.current_time()
         for peer, member in known.items():
             tried = self._tried.get(peer)
             if tried is None or tried.addresses != member.addresses:
                 # Somewhere else than before: what is remembered says nothing about that.
-                tried = self._tried[peer] = _Tried(member.addresses)
-            if peer not in connected and member.addresses and tried.due <= trio.current_time():
+                yield_s = YIELD_S if self._network.peer_id > peer else 0.0
+                tried = self._tried[peer] = _Tried(member.addresses, due=now + yield_s)
+            if peer not in connected and member.addresses and tried.due <= now:
                 unmet.append(member)
         return unmet[: max(0, self._limits.wanted - len(connected))]
 

@@ -419,6 +419,8 @@ class MemoryNetwork:
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """See `Network.connect`."""
         peer = parse_memory_address(address)
+        if not self._running:
+            raise PeerUnreachableError("expected a running network to dial from, it has ended or not begun")
         if peer not in self._connections:
             await self._reach(peer, timeout_s, "an answer to the dial")
             other = self._world.find(peer)

@@ -7,10 +7,12 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.exchange.meeting import MeetLimits
+from kvnet.format.hashes import ArtifactHash, blake3_hash
+from kvnet.format.prefix import block_keys
 from kvnet.network.memory import World
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.trust.statements import HeldEntry
-from tests.simulated.nodes import MINE, identity, start_node
+from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 from tests.simulated.telling import PROMPT, TOKENS, look_up, member, query_of, record_of
 
 
@@ -214,3 +216,67 @@ async def test_renewals_keep_a_member_known_for_as_long_as_it_is_there(
         signed = a.tables.own.n_signed
     # One page of its own, told every 11 to 15 minutes.
     assert signed < 8
+
+
+async def test_members_that_come_and_go_leave_lookups_right_and_quick(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    prompt = [3 + (i * 7919) % 251 for i in range(8 * 256)]
+    asker = await member(world, nursery, tmp_path, "a")
+    alive: dict[str, Node] = {}
+    for turn, name in enumerate("bcdefgh"):
+        came = alive[name] = await member(world, nursery, tmp_path, name, bootstrap=(asker.network.address,))
+        # Each has a little more of the prompt than whoever came before.
+        await came.add([*prompt[: 256 * (turn + 1)], *[20 + turn] * 300])
+        await trio.sleep(4)
+        if turn % 2:
+            gone = alive.pop(max(alive))
+            world.kill(gone.network)
+            await trio.sleep(1)
+        began = trio.current_time()
+        found = await look_up(asker, prompt)
+        assert trio.current_time() - began < 0.5
+        best = found.candidates[0]
+        deepest = max(alive)
+        assert best.providers == (alive[deepest].network.peer_id,)
+        assert found.rounds <= 2
+    assert {session.peer for session in asker.exchange.sessions()} == {each.network.peer_id for each in alive.values()}
+
+
+async def test_a_member_of_a_namespace_that_was_left_is_known_no_more(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await member(world, nursery, tmp_path, name) for name in "ab"]
+    await a.add(TOKENS)
+    await b.meet(a)
+    await trio.sleep(2)
+    assert b.tables.members()
+    object.__setattr__(b.identity, "members", (OTHER,))
+    await b.exchange.reload()
+    await trio.sleep(10)
+    assert b.tables.members() == {}
+    assert b.tables.cost_bytes == 0
+    assert b.tables.envelopes(MINE) == []
+
+
+async def test_ten_thousand_artifacts_are_told_at_a_pace_that_members_take(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await member(world, nursery, tmp_path, name) for name in "ab"]
+    added = await a.add(TOKENS)
+    await b.meet(a)
+    await trio.sleep(2)
+    fingerprint = a.engine.info.fingerprint
+    assert fingerprint is not None
+    keys = block_keys(MINE.prefix_root(fingerprint.hash), TOKENS)
+    record = added.record
+    for number in range(10_000):
+        # One record under many names: what is told of it is what would be told of as many artifacts.
+        name = ArtifactHash(blake3_hash(number.to_bytes(4, "big")))
+        a.tables.own.hold(replace(record, hash=name), keys)
+    await trio.sleep(120)
+    assert [session.peer for session in b.exchange.sessions()] == [a.network.peer_id]
+    [told] = b.tables.members().values()
+    assert told.n_artifacts == 10_001
+    assert b.tables.cost_bytes < 8 * 1024 * 1024
+    assert (await look_up(b, PROMPT)).candidates[0].reusable_tokens == 1280
