@@ -29,7 +29,7 @@ class _Runs:
         self.results = saved.runs
         self.summaries = [summary(run) for run in saved.runs]
         self.names = [run.policy for run in saved.runs]
-        self.where = f"{saved.title}; {self.summaries[0].requests:,} requests, seed {saved.runs[0].seed}"
+        self.where = f"{saved.title}; {saved.runs[0].asked:,} requests, seed {saved.runs[0].seed}"
 
     def found(self, policy: str) -> Summary | None:
         return next((each for each in self.summaries if each.policy == policy), None)
@@ -243,15 +243,17 @@ def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], 
 
     Returns:
         Per cent of requests that are later, in each class of prompts; the classes' edges in tokens; and how many
-        requests each has. Runs that answered different requests are not compared: nothing is returned.
+        requests each has. Only requests that both have answered are compared.
     """
-    if run.n_requests != other.n_requests or not run.n_requests or (run.n_input != other.n_input).any():
-        return [0.0], [0.0, float(max(run.n_input, default=0))], [0]
-    slower = later(run.requests["ttft_s"], other.requests["ttft_s"])
-    edges = np.unique(np.rint(np.percentile(run.n_input, [0, 20, 40, 60, 80, 100])))
+    _, ours, theirs = np.intersect1d(run.number, other.number, assume_unique=True, return_indices=True)
+    n_input = run.n_input[ours]
+    if not len(n_input):
+        return [0.0], [0.0, 0.0], [0]
+    slower = later(run.requests["ttft_s"][ours], other.requests["ttft_s"][theirs])
+    edges = np.unique(np.rint(np.percentile(n_input, [0, 20, 40, 60, 80, 100])))
     if len(edges) == 1:
         edges = np.array([edges[0], edges[0] + 1])
-    place = np.clip(np.searchsorted(edges, run.n_input, side="right") - 1, 0, len(edges) - 2)
+    place = np.clip(np.searchsorted(edges, n_input, side="right") - 1, 0, len(edges) - 2)
     counts = np.bincount(place, minlength=len(edges) - 1)
     shares = 100 * np.bincount(place, weights=slower, minlength=len(edges) - 1) / np.maximum(1, counts)
     return shares.tolist(), edges.tolist(), counts.tolist()

@@ -44,12 +44,13 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison(title: str, runs: Sequence[Summary]) -> str:
     """Policies of one scenario side by side."""
     headers = (
-        "POLICY", "TOKENS HIT", "FROM PEERS", "TTFT p50", "p95", "PREFILL SAVED", "MOVED", "SSD WRITTEN", "ANNOUNCED",
-        "SLOWER",
+        "POLICY", "ANSWERED", "TOKENS HIT", "FROM PEERS", "TTFT p50", "p95", "PREFILL SAVED", "MOVED", "SSD WRITTEN",
+        "ANNOUNCED", "SLOWER",
     )  # fmt: skip
     rows = [
         (
             run.policy,
+            f"{run.requests:,}",
             percent(run.hit_token_fraction),
             percent(run.peer_fraction),
             seconds(run.ttft_s["p50"]),
@@ -63,7 +64,8 @@ def comparison(title: str, runs: Sequence[Summary]) -> str:
         for run in runs
     ]
     first = runs[0]
-    head = f"{title}\n{first.requests:,} requests in {seconds(first.duration_s)} of simulated time, seed {first.seed}"
+    asked = first.requests + first.unanswered
+    head = f"{title}\n{asked:,} requests in {seconds(first.duration_s)} of simulated time, seed {first.seed}"
     return f"{head}\n\n{columns(headers, rows)}"
 
 
@@ -76,7 +78,8 @@ def one_run(title: str, run: Summary) -> str:
     )
     pairs = [
         ("policy", f"{run.policy}, seed {run.seed}"),
-        ("requests", f"{run.requests:,} in {seconds(run.duration_s)} of simulated time"),
+        ("answered", f"{run.requests:,} in {seconds(run.duration_s)} of simulated time"),
+        ("not answered", f"{run.unanswered:,}, since their node went away"),
         ("tokens hit", f"{percent(run.hit_token_fraction)}: {origins}"),
         ("first token", times),
         ("prefill saved", f"{percent(run.prefill_saved_fraction)}, {seconds(run.prefill_saved_s)} of engine time"),

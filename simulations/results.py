@@ -80,6 +80,8 @@ class RunResult:
 
     Attributes:
         scenario, policy, seed: which.
+        asked: how many requests there were; those whose node went away before it answered have no row.
+        number: of each request that was answered, its place in the stream: the same for every policy.
         n_input: tokens of each prompt.
         node: which node each request was sent to.
         requests: a column for each field of `RequestResult`.
@@ -93,6 +95,8 @@ class RunResult:
     scenario: str
     policy: str
     seed: int
+    asked: int
+    number: Array
     n_input: Array
     node: Array
     requests: Mapping[str, Array]
@@ -123,7 +127,9 @@ class RunResult:
     @property
     def digest(self) -> str:
         """Names all of the result but the time it took; times count to the nanosecond."""
-        hasher = blake3(msgspec.json.encode([self.scenario, self.policy, self.seed, round(self.duration_s * _NS)]))
+        hasher = blake3(
+            msgspec.json.encode([self.scenario, self.policy, self.seed, self.asked, round(self.duration_s * _NS)])
+        )
         hasher.update(msgspec.json.encode([sorted(self.checks.items()), sorted(self.counts.items())]))
         for name, column in _columns(self):
             whole = np.rint(column * _NS) if column.dtype.kind == "f" else column
@@ -133,7 +139,7 @@ class RunResult:
 
 
 def _columns(result: RunResult) -> list[tuple[str, Array]]:
-    named = [("n_input", result.n_input), ("node", result.node)]
+    named = [("number", result.number), ("n_input", result.n_input), ("node", result.node)]
     named += [(f"requests.{name}", result.requests[name]) for name in RequestResult._fields]
     return named + [(f"nodes.{name}", result.nodes[name]) for name in NodeResult._fields]
 
@@ -187,6 +193,8 @@ class Recorder:
             scenario,
             policy,
             seed,
+            len(kept),
+            np.flatnonzero(kept),
             self._n_input[kept],
             self._node[kept],
             {name: column[kept] for name, column in self._requests.items()},
@@ -209,6 +217,7 @@ class Summary(msgspec.Struct, frozen=True, tag="run", tag_field="type"):
     Attributes:
         scenario, policy, seed: which.
         requests: how many were answered.
+        unanswered: those whose node went away before it answered.
         hit_token_fraction: of all prompts' tokens, those not computed.
         own_ram_fraction, own_disk_fraction, peer_fraction: the same by where they came from.
         ttft_s: percentiles by name, `p50` and so on, and `mean`.
@@ -228,6 +237,7 @@ class Summary(msgspec.Struct, frozen=True, tag="run", tag_field="type"):
     policy: str
     seed: int
     requests: int
+    unanswered: int
     hit_token_fraction: float
     own_ram_fraction: float
     own_disk_fraction: float
@@ -264,6 +274,7 @@ def summary(result: RunResult) -> Summary:
         result.policy,
         result.seed,
         result.n_requests,
+        result.asked - result.n_requests,
         _share(float(result.hit_tokens.sum()), tokens),
         _share(result.total("own_ram_tokens"), tokens),
         _share(result.total("own_disk_tokens"), tokens),

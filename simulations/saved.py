@@ -25,6 +25,7 @@ class _Run(Struct, frozen=True, forbid_unknown_fields=True):
     scenario: str
     policy: str
     seed: int
+    asked: int
     duration_s: float
     checks: dict[str, int]
     counts: dict[str, int]
@@ -56,6 +57,7 @@ def save(results: Sequence[RunResult], title: str, folder: Path) -> list[Path]:
             each.scenario,
             each.policy,
             each.seed,
+            each.asked,
             each.duration_s,
             dict(each.checks),
             dict(each.counts),
@@ -79,6 +81,7 @@ def save(results: Sequence[RunResult], title: str, folder: Path) -> list[Path]:
 
 def _columns(result: RunResult) -> dict[str, Array]:
     return {
+        "number": result.number,
         "n_input": result.n_input,
         "node": result.node,
         **{f"requests.{name}": result.requests[name] for name in RequestResult._fields},
@@ -125,6 +128,8 @@ def _run(place: int, run: _Run, columns: Any) -> RunResult:
         run.scenario,
         run.policy,
         run.seed,
+        run.asked,
+        column("number"),
         column("n_input"),
         column("node"),
         {name: column(f"requests.{name}") for name in RequestResult._fields},

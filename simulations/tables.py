@@ -42,9 +42,9 @@ def write_csv(results: Sequence[RunResult], folder: Path) -> list[Path]:
         return files
     with files[2].open("w", newline="", encoding="utf-8") as out:
         rows = csv.writer(out, lineterminator="\n")
-        rows.writerow(["policy", "seed", "node", "n_input", *RequestResult._fields])
+        rows.writerow(["policy", "seed", "number", "node", "n_input", *RequestResult._fields])
         for each in results:
-            columns = [each.node, each.n_input, *(each.requests[name] for name in RequestResult._fields)]
+            columns = [each.number, each.node, each.n_input, *(each.requests[name] for name in RequestResult._fields)]
             _write_rows(rows, each, columns)
     return files
 

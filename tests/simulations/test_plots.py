@@ -40,7 +40,8 @@ def test_losses_are_shares_of_requests_that_came_later() -> None:
     assert sum(none[2]) == 40
     every = losses(result("swarm", speed=1.0), result("own", speed=2.0))
     assert every[0] == [100.0] * 5
-    assert losses(result("swarm", requests=10), result("own", requests=11))[2] == [0]
+    assert sum(losses(result("swarm", requests=10), result("own", requests=11))[2]) == 10
+    assert losses(result("swarm", requests=0), result("own"))[2] == [0]
 
 
 def test_a_faster_link_gains_more_and_a_faster_chip_less() -> None:

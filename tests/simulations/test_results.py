@@ -24,6 +24,7 @@ def test_the_same_run_has_the_same_digest_however_long_it_took() -> None:
         {"policy": "own"},
         {"scenario": "other"},
         {"seed": 1},
+        {"asked": 41},
         {"duration_s": 7200.001},
         {"checks": {}},
         {"counts": {"fetches": 4}},
@@ -48,7 +49,8 @@ def test_a_request_is_told_once_and_those_without_an_answer_are_left_out() -> No
         recorder.request(1, RequestResult())
     run = recorder.finish("s", "p", 0, duration_s=1.0, checks={}, counts={}, seconds=0.0)
     assert run.n_requests == 1
-    assert run.n_input.tolist() == [20]
+    assert (run.asked, run.number.tolist(), run.n_input.tolist()) == (3, [1], [20])
+    assert summary(run).unanswered == 2
     assert run.hit_tokens.tolist() == [5]
 
 
