@@ -210,10 +210,7 @@ class ArtifactFetcher:
         """
         verdict = self._identity.policy().judge(signed.manifest)
         if isinstance(verdict, Refusal):
-            raise TrustError(
-                f"the artifact is not used: {verdict.text}",
-                hint="`kvnet key trust PUBLISHER` accepts what that key signs, if you know whose it is.",
-            )
+            raise TrustError(f"the artifact is not used: {verdict.text}", hint=verdict.hint)
 
     async def chunk_list(self, located: Located) -> tuple[ChunkEntry, ...]:
         """The verified chunk list, from whichever peer sends one that matches the manifest's root.

@@ -63,6 +63,15 @@ class Refusal:
     text: str
     publisher: bytes
 
+    @property
+    def hint(self) -> str:
+        """What helps, as a command."""
+        if self.code in _REVOKED_CODES:
+            return "there is no way back: compute it anew, or fetch another one"
+        if self.code in _WITHHELD_CODES:
+            return "connect to another member, who may know what was revoked; `kvnet peers` shows who is there"
+        return f"`kvnet key trust {publisher_text(self.publisher)}` accepts it, if you know whose key that is"
+
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
@@ -193,6 +202,16 @@ _DERIVED = {
     RefusalCode.UNTRUSTED_PUBLISHER: RefusalCode.DERIVED_FROM_UNTRUSTED,
     RefusalCode.REVOCATION_WITHHELD: RefusalCode.DERIVED_FROM_WITHHELD,
 }
+
+_REVOKED_CODES = frozenset(
+    {
+        RefusalCode.REVOKED_PUBLISHER.value,
+        RefusalCode.REVOKED_ARTIFACT.value,
+        RefusalCode.DERIVED_FROM_REVOKED.value,
+        RefusalCode.ROTATED_PUBLISHER.value,
+    }
+)
+_WITHHELD_CODES = frozenset({RefusalCode.REVOCATION_WITHHELD.value, RefusalCode.DERIVED_FROM_WITHHELD.value})
 
 _REVOKED = "a key that is revoked"
 _NOT_OWN = "which is not a key of this node, and the trust policy is own"

@@ -165,10 +165,7 @@ class NodeIdentity:
         """
         verdict = self.policy().judge(manifest)
         if isinstance(verdict, Refusal):
-            raise TrustError(
-                f"the artifact is not used: {verdict.text}",
-                hint=f"kvnet key trust {publisher_text(verdict.publisher)} accepts it, if you know whose key that is",
-            )
+            raise TrustError(f"the artifact is not used: {verdict.text}", hint=verdict.hint)
 
     @property
     def policy_name(self) -> str:

@@ -123,6 +123,8 @@ def test_machines_awake_and_asleep_honour_a_revocation_and_follow_a_rotated_key(
     result = kvnet.json("revoke", rotated["old"], "--yes")
     assert (result["kind"], result["targets"]) == ("publisher", [rotated["old"]])
     assert shown(third, bad, lambda seen: "key that is revoked" in seen["verdict"])["revoked"] is True
+    states = {key["publisher"]: key["state"] for key in kvnet.json("key", "list")["keys"]}
+    assert states == {rotated["old"]: "revoked", rotated["publisher"]: ""}
     third.json("node", "stop")
     assert third.json("show", bad)["revoked"] is True
     assert third.json("show", late)["verdict"] == "accepted"

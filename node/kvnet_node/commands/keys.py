@@ -42,8 +42,8 @@ def list_keys(*, context: Context) -> None:
 
     def render(result: KeyListResult) -> str:
         return columns(
-            [(key.publisher, key.role, key.label, key.since) for key in result.keys],
-            ("PUBLISHER", "ROLE", "LABEL", "SINCE"),
+            [(key.publisher, key.role, key.state, key.label, key.since) for key in result.keys],
+            ("PUBLISHER", "ROLE", "STATE", "LABEL", "SINCE"),
         )
 
     context.output.result(context.run("key list", KeyRequest(), KeyListResult), render)

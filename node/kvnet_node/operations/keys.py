@@ -1,5 +1,6 @@
 """Operations on publisher keys."""
 
+from kvnet.trust.keys import parse_publisher_text
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
     KeyEntry,
@@ -25,8 +26,21 @@ async def show(context: OperationContext, request: KeyRequest) -> KeyResult:  # 
 async def list_keys(context: OperationContext, request: KeyRequest) -> KeyListResult:  # noqa: ARG001
     """Own and trusted keys."""
     identity = context.services.identity
-    own = [KeyEntry(key.publisher, "signing" if key.current else "own") for key in identity.own_keys()]
-    trusted = [KeyEntry(entry.publisher, "trusted", entry.label, entry.since) for entry in identity.trusted()]
+
+    def state(text: str) -> str:
+        publisher, standing = parse_publisher_text(text), identity.policy().standing
+        if standing.is_revoked(publisher, identity.namespaces()[0].id):
+            return "revoked"
+        return "rotated" if publisher in standing.rotated else ""
+
+    own = [
+        KeyEntry(key.publisher, "signing" if key.current else "own", state=state(key.publisher))
+        for key in identity.own_keys()
+    ]
+    trusted = [
+        KeyEntry(entry.publisher, "trusted", entry.label, entry.since, state(entry.publisher))
+        for entry in identity.trusted()
+    ]
     return KeyListResult([*own, *trusted], identity.policy_name)
 
 
@@ -39,4 +53,6 @@ async def trust(context: OperationContext, request: TrustRequest) -> TrustResult
 async def untrust(context: OperationContext, request: TrustRequest) -> TrustResult:
     """Trust a publisher no longer."""
     publisher = context.services.identity.untrust(request.publisher)
+    # What engines hold in memory may come from it.
+    await context.services.drop_live()
     return TrustResult(publisher, trusted=False, changed=True)

@@ -253,3 +253,16 @@ def test_what_a_member_signed_before_it_was_removed_stays_good_until_its_key_is_
     assert revoked.code == RefusalCode.REVOKED_PUBLISHER
     # Its word on anything else counts for nothing.
     assert not given.believes(STRANGER.public, MINE.id)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (RefusalCode.REVOKED_ARTIFACT, "no way back"),
+        (RefusalCode.DERIVED_FROM_REVOKED, "no way back"),
+        (RefusalCode.REVOCATION_WITHHELD, "kvnet peers"),
+        (RefusalCode.UNTRUSTED_PUBLISHER, f"kvnet key trust {publisher_text(FRIEND.public)}"),
+    ],
+)
+def test_a_refusal_says_what_helps(code: RefusalCode, hint: str) -> None:
+    assert hint in Refusal(code.value, "", FRIEND.public).hint

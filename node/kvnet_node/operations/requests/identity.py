@@ -95,12 +95,14 @@ class KeyEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         role: "signing" (the one new artifacts are signed with), "own" or "trusted".
+        state: "revoked", "rotated" (gave way to another key), or "".
     """
 
     publisher: str
     role: str
     label: str = ""
     since: str = ""
+    state: str = ""
 
 
 class KeyListResult(Result, frozen=True, tag="key list"):
