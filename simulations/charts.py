@@ -91,7 +91,7 @@ def write(made: Figure, folder: Path, name: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _styled():
-            made.savefig(files[0], dpi=130, metadata={"Software": "kvnet simulations"})
+            made.savefig(files[0], dpi=100, metadata={"Software": "kvnet simulations"})
             made.savefig(files[1], metadata={"Date": None, "Creator": "kvnet simulations"})
     except OSError as error:
         raise UsageError(f"{folder}: expected a folder that can be written, found: {error}") from error

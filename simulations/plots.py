@@ -19,6 +19,12 @@ MAX_CURVES: Final = 7
 ALWAYS: Final = ("none", "own", "swarm", "central")
 DAY_S: Final = 86_400.0
 _MIN_TTFT_S: Final = 1e-3
+_NAMES: Final = {
+    "none": "no sharing at all",
+    "own": "own caches alone",
+    "swarm": "the swarm",
+    "central": "a perfect cache for all",
+}
 
 
 class _Runs:
@@ -77,8 +83,14 @@ def _against(runs: _Runs, sentence: Callable[[Summary, Summary], str], otherwise
     return otherwise(max(runs.summaries, key=lambda each: each.hit_token_fraction))
 
 
-def _alone(run: Summary) -> str:
-    return "no sharing at all" if run.policy == "none" else "own caches alone"
+def _name(run: Summary | RunResult) -> str:
+    return _NAMES.get(run.policy, f"policy {run.policy}")
+
+
+def _first(run: Summary) -> str:
+    """The name at the beginning of a sentence."""
+    name = _name(run)
+    return name[0].upper() + name[1:]
 
 
 def _hit_rate(runs: _Runs) -> Figure:
@@ -86,9 +98,9 @@ def _hit_rate(runs: _Runs) -> Figure:
         runs,
         lambda swarm, own: (
             f"The swarm reuses {percent(swarm.hit_token_fraction)} of all prompt tokens, "
-            f"{_alone(own)} {percent(own.hit_token_fraction)}"
+            f"{_name(own)} {percent(own.hit_token_fraction)}"
         ),
-        lambda best: f"{best.policy} reuses {percent(best.hit_token_fraction)} of all prompt tokens",
+        lambda best: f"{_first(best)} reuses {percent(best.hit_token_fraction)} of all prompt tokens",
     )
     made, axes = figure(title, runs.where, height=_height(runs))
     places = range(len(runs.names))
@@ -116,10 +128,10 @@ def _ttft(runs: _Runs) -> Figure:
         runs,
         lambda swarm, own: (
             f"Half of all first tokens come within {seconds(swarm.ttft_s['p50'])} in the swarm, within "
-            f"{seconds(own.ttft_s['p50'])} with {_alone(own)}; nine of ten within {seconds(swarm.ttft_s['p90'])} "
+            f"{seconds(own.ttft_s['p50'])} with {_name(own)}; nine of ten within {seconds(swarm.ttft_s['p90'])} "
             f"and {seconds(own.ttft_s['p90'])}"
         ),
-        lambda best: f"Half of all first tokens come within {seconds(best.ttft_s['p50'])} with {best.policy}",
+        lambda best: f"Half of all first tokens come within {seconds(best.ttft_s['p50'])} with {_name(best)}",
     )
     made, axes = figure(title, runs.where)
     known = colours(runs.names)
@@ -141,9 +153,9 @@ def _prefill_saved(runs: _Runs) -> Figure:
         runs,
         lambda swarm, own: (
             f"The swarm spares {percent(swarm.prefill_saved_fraction)} of all prefill, "
-            f"{seconds(swarm.prefill_saved_s)} of engine time; {_alone(own)} {percent(own.prefill_saved_fraction)}"
+            f"{seconds(swarm.prefill_saved_s)} of engine time; {_name(own)} {percent(own.prefill_saved_fraction)}"
         ),
-        lambda best: f"{best.policy} spares {percent(best.prefill_saved_fraction)} of all prefill",
+        lambda best: f"{_first(best)} spares {percent(best.prefill_saved_fraction)} of all prefill",
     )
     made, axes = figure(title, runs.where, height=_height(runs))
     hours = [each.prefill_saved_s / 3600 for each in runs.summaries]
@@ -156,10 +168,10 @@ def _prefill_saved(runs: _Runs) -> Figure:
 def _bytes_moved(runs: _Runs) -> Figure:
     swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.fetched_bytes)
     own = runs.found("own")
-    title = f"{swarm.policy} moves {size(swarm.fetched_bytes)} between nodes"
+    title = f"With {_name(swarm)} {size(swarm.fetched_bytes)} move between nodes"
     if own is not None and swarm.fetched_bytes:
         more_s = (swarm.prefill_saved_s - own.prefill_saved_s) / (swarm.fetched_bytes / 1e9)
-        title += f", and spares {seconds(more_s)} of prefill more than own caches for each GB"
+        title += f", and each GB spares {seconds(more_s)} of prefill that own caches do not"
     made, axes = figure(title, runs.where, height=_height(runs))
     moved = [each.fetched_bytes / 1e9 for each in runs.summaries]
     bars(axes, runs.names, moved, [size(each.fetched_bytes) for each in runs.summaries])
@@ -174,7 +186,7 @@ def _ssd_writes(runs: _Runs) -> Figure:
 
     per_day = [daily(run) for run in runs.results]
     at = runs.names.index("swarm") if "swarm" in runs.names else int(np.argmax(per_day))
-    title = f"With {runs.names[at]} the node that writes most writes {per_day[at]:.1f} GB a day to its SSD"
+    title = f"With {_name(runs.results[at])} the node that writes most writes {per_day[at]:.1f} GB a day to its SSD"
     made, axes = figure(title, runs.where, height=_height(runs))
     bars(axes, runs.names, per_day, [f"{value:.1f} GB" for value in per_day])
     axes.set_xlabel("written to the SSD of the node that writes most, GB a day")
@@ -186,7 +198,7 @@ def _announcing(runs: _Runs) -> Figure:
     n_nodes = len(runs.results[0].nodes["requests"])
     rates = [each.announce_messages / n_nodes / max(each.duration_s / 3600, 1e-9) for each in runs.summaries]
     at = runs.summaries.index(swarm)
-    title = f"With {swarm.policy} a node sends {rates[at]:,.1f} announcements an hour"
+    title = f"With {_name(swarm)} a node sends {rates[at]:,.1f} announcements an hour"
     made, axes = figure(title, runs.where, height=_height(runs))
     bars(axes, runs.names, rates, [f"{rate:,.1f}" for rate in rates])
     axes.set_xlabel("messages to announce, of a node in an hour")
@@ -197,7 +209,7 @@ def _load(runs: _Runs) -> Figure:
     swarm = runs.found("swarm") or max(runs.summaries, key=lambda each: each.served_bytes)
     n_nodes = len(runs.results[0].nodes["requests"])
     title = (
-        f"With {swarm.policy} the busiest of {n_nodes:,} nodes serves {percent(swarm.busiest_share)} of all bytes; "
+        f"With {_name(swarm)} the busiest of {n_nodes:,} nodes serves {percent(swarm.busiest_share)} of all bytes; "
         f"{percent(1 / max(n_nodes, 1))} would be even"
     )
     made, axes = figure(title, runs.where)
@@ -220,11 +232,11 @@ def _where_it_loses(runs: _Runs) -> Figure:
     lost, edges, counts = losses(swarm, own)
     worst = int(np.argmax(lost))
     overall = float(np.dot(lost, counts)) / max(1, sum(counts))
-    title = f"No request is answered later with {swarm.policy} than with {own.policy}"
+    title = f"No request is answered later with {_name(swarm)} than with {_name(own)}"
     if overall:
         title = (
-            f"{overall:.1f} % of requests are answered later with {swarm.policy} than with {own.policy}, most often "
-            f"prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
+            f"{overall:.1f} % of requests are answered later with {_name(swarm)} than with "
+            f"{_name(own)}, most often prompts of {edges[worst]:,.0f} to {edges[worst + 1]:,.0f} tokens"
         )
     made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER_SHARE)} and {LATER_S * 1000:.0f} ms")
     places = np.arange(len(lost))
@@ -233,7 +245,7 @@ def _where_it_loses(runs: _Runs) -> Figure:
     labels = [f"{low:,.0f} to\n{high:,.0f}" for low, high in pairwise(edges)]
     axes.set_xticks(places, labels=labels, fontsize=8)
     axes.set_xlabel("tokens of the prompt")
-    axes.set_ylabel(f"answered later than with {own.policy}, %")
+    axes.set_ylabel("answered later, % of these requests")
     axes.set_ylim(0, max([*lost, 1.0]) * 1.25)
     return made
 
