@@ -216,7 +216,7 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> Result:
                 "ours_disk_1": (fetching.to_disk, [provider.process.pid]),
                 "ours_disk_4": (swarm.from_four, swarm.pids[:N_PROVIDERS]),
                 TWO: (swarm.from_two, swarm.pids[:2]),
-                FAULTY: (swarm.from_two_and_two_faulty, swarm.pids),
+                FAULTY: (swarm.from_two_and_two_faulty, swarm.pids[:2]),
                 "libp2p_stream": (
                     lambda: receive_streams(network, streams.ready, size_bytes // STREAM_SHARE),
                     [streams.process.pid],

@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -37,6 +38,9 @@ HEADROOM_BYTES: Final = 64
 
 MAX_ASKED: Final = 64
 """Requests that wait while one is answered; more are left to TCP."""
+
+LOOK_S: Final = 0.005
+"""Seconds between two looks for requests while chunks are sent."""
 
 ASK_PIECE_BYTES: Final = 16 * 1024
 """Bytes of requests looked at in one go."""
@@ -106,6 +110,7 @@ class Sender:
         self._asked: deque[GetChunks] = deque()
         # Requests from here on that are wanted no more, the one that is being answered first.
         self._taken_back = 0
+        self._looked_s = 0.0
         self.done = trio.Event()
         self.failure = ""
 
@@ -150,6 +155,7 @@ class Sender:
     def _look(self) -> bool:
         """Take what the peer has sent meanwhile; whether that is anything."""
         received = self._link.receive_some(self._piece)
+        self._looked_s = time.monotonic()
         for body in self._frames.feed(self._piece[:received]):
             ask = decode_bulk_ask(body)
             if isinstance(ask, CancelChunks):
@@ -167,7 +173,7 @@ class Sender:
                 if not isinstance(answer, Pause):
                     left.pop(answer.index, None)
                 self._send_answer(answer)
-                if len(self._asked) < MAX_ASKED:
+                if len(self._asked) < MAX_ASKED and time.monotonic() >= self._looked_s + LOOK_S:
                     self._look()
         for index in left if self._is_taken_back() else ():
             self._send_answer(ChunkRefused(index=index, reason=RefusalReason.CANCELLED))
