@@ -164,6 +164,10 @@ class Services:
         """Where this node can be reached, with its peer id; empty without a network."""
         return self.node.addresses() if self.node else []
 
+    def bootstrap(self) -> tuple[str, ...]:
+        """Where others are looked for at start: as configured, and where members were when this node joined them."""
+        return tuple(dict.fromkeys((*self.config.bootstrap, *self.identity.swarms.addresses())))
+
     def ticket(self, artifact: ArtifactHash, *, serving: bool) -> str:
         """The ticket of an artifact held here; without addresses when no node is running to be asked there."""
         addresses = [text for text in self.addresses() if "/127.0.0.1/" not in text and "/ip6/::1/" not in text]
@@ -345,7 +349,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
                 serve=ServeLimits(total_bytes_per_s=float(settings.config.upload_bytes_s)),
                 download_bytes_s=float(settings.config.download_bytes_s),
             )
-            opened = await _open_network(settings, identity, serving=serving)
+            opened = await _open_network(settings, services.bootstrap(), serving=serving)
             services.node = ExchangeNode(
                 opened,
                 store,
@@ -499,14 +503,12 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
     return keeper, front
 
 
-async def _open_network(settings: "Settings", identity: NodeIdentity, *, serving: bool) -> Network:
+async def _open_network(settings: "Settings", bootstrap: tuple[str, ...], *, serving: bool) -> Network:
     from kvnet.network.libp2p.host import LibP2PNetwork
     from kvnet.network.libp2p.identity import load_or_create_seed
 
     config = settings.config
     seed = await load_or_create_seed(settings.paths.peer_key_file)
-    # Where members were when this node joined them: enough to find the others again.
-    bootstrap = tuple(dict.fromkeys((*config.bootstrap, *identity.swarms.addresses())))
     if not serving:
         return LibP2PNetwork(seed, listen=SHORT_LIVED_LISTEN, bootstrap=bootstrap)
     if config.listen_asked:

@@ -74,3 +74,61 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
     for node in (kvnet, third):
         node.start()
     assert fetched(third, late)["complete"] is True
+
+
+def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, other: Kvnet) -> None:
+    artifact = artifact_text(hold(kvnet))
+    kvnet.start()
+    made = kvnet.json("invite", "--colleague", "--swarm", "team", "--name", "bob", "--expires", "30m")
+    assert (made["swarm"], made["role"], made["made"]) == ("team", "colleague", True)
+    # Without a running node the membership is kept for the next start.
+    joined = other.json("join", made["invitation"].upper(), "--as", "friends")
+    assert (joined["swarm"], joined["running"]) == ("friends", False)
+    assert other.json("join", made["invitation"])["changed"] is False
+    shared = kvnet.json("share", artifact, "--to", "team")
+    assert shared["members"] == 2
+    (theirs,) = shared["artifacts"]
+    assert other.json("fetch", theirs)["complete"] is True
+    assert other("fetch", artifact).code == 60
+    assert [(each["name"], each["role"], each["members"]) for each in other.json("swarm", "list")["swarms"]] == [
+        ("mine", "alone", 1),
+        ("friends", "colleague", 2),
+    ]
+    assert other("swarm", "remove", "bob", "--swarm", "friends").code == 2
+    removed = kvnet("swarm", "remove", "bob", "--swarm", "team")
+    assert removed.code == 0
+    assert "kvnet revoke kvpub1" in removed.stderr
+    assert [each["label"] for each in kvnet.json("swarm", "members", "team")["members"]] != ["bob"]
+    again = kvnet.json("share", artifact_text(hold_more(kvnet)), "--to", "team")
+    assert other("fetch", again["artifacts"][0]).code == 60
+    assert other.json("leave", "friends")["artifacts"] == 1
+
+
+def hold_more(kvnet: Kvnet) -> ArtifactHash:
+    """One more artifact, while the node is away for a moment."""
+    kvnet.json("node", "stop")
+    artifact = hold(kvnet, range(3000, 3600))
+    kvnet.start()
+    return artifact
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("invite", "--device"), 2, "running node"),
+        (("invite",), 2, "--device or --colleague"),
+        (("invite", "--colleague"), 2, "--swarm NAME"),
+        (("invite", "--device", "--expires", "soon"), 2, "30m, 24h or 7d"),
+        (("join", "kvinv1aaaa"), 2, "checksum"),
+        (("join", "-"), 2, "beginning kvinv1"),
+        (("leave", "mine"), 2, "every node has"),
+        (("publish", "bafyr4iaaaaaaaa"), 2, "at a terminal"),
+        (("publish", "bafyr4iaaaaaaaa", "--yes"), 2, "public.enabled"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_next_step(
+    kvnet: Kvnet, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    ran = kvnet(*arguments)
+    assert (ran.code, ran.stdout) == (code, "")
+    assert words in ran.stderr

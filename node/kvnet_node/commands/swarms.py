@@ -106,7 +106,7 @@ def machine_label() -> str:
 
 
 def join(
-    invitation: str,
+    invitation: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
     as_: Annotated[str, Parameter(name="--as")] = "",

@@ -97,7 +97,7 @@ async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]
             await node.connect(address)
         except NetworkError as error:
             ctx.warn(f"{address}: {error}")
-    if not addresses and ctx.services.config.bootstrap:
+    if not addresses and ctx.services.bootstrap():
         await node.wait_for_members(BOOTSTRAP_WAIT_S)
 
 

@@ -364,7 +364,7 @@ class _PeerSearch:
         async def progress(event: FetchProgress) -> None:
             self._ctx.progress("fetch", event.done_bytes, event.total_bytes, unit="bytes")
 
-        if not self._ctx.serving and services.config.bootstrap:
+        if not self._ctx.serving and services.bootstrap():
             # A node that lives for this one verb has only just begun to dial its bootstrap peers.
             await services.node.wait_for_members(BOOTSTRAP_WAIT_S)
         speed = services.speeds.prefill_tokens_s(engine.info.path)

@@ -76,7 +76,7 @@ async def match(context: OperationContext, request: MatchRequest) -> MatchResult
 
 async def _connect(context: OperationContext, addresses: list[str]) -> None:
     """Connect to addresses; a short-lived network has not reached anybody else yet, a running node has its peers."""
-    wanted = addresses if context.serving else [*addresses, *context.services.config.bootstrap]
+    wanted = addresses if context.serving else [*addresses, *context.services.bootstrap()]
     for address in wanted:
         await context.services.connect(address)
 

@@ -12,7 +12,7 @@ async def scrub(ctx: OperationContext, request: r.ScrubRequest) -> r.ScrubResult
     """Read everything at full speed: somebody waits."""
     services = ctx.services
     began_s = trio.current_time()
-    if services.node is not None and not ctx.serving and services.config.bootstrap:
+    if services.node is not None and not ctx.serving and services.bootstrap():
         await services.node.wait_for_members(BOOTSTRAP_WAIT_S)
 
     async def progress(done_bytes: int, total_bytes: int) -> None:
