@@ -3,10 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvnet.errors import ConfigError
 from simulations.policies import POLICIES
-from simulations.scenario import Office, Trace, find, load, names, parse
+from simulations.scenario import Office, Scenario, Trace, find, load, names, parse
 from simulations.world.building import build
 
 SMALLEST: dict[str, Any] = {
@@ -154,3 +156,31 @@ def test_a_trace_beside_its_scenario_is_found(tmp_path: Path) -> None:
     assert isinstance(workload, Trace)
     assert workload.file == str(tmp_path / "mine.jsonl")
     assert find(str(file)) == file
+
+
+PATHS = (
+    "name", "model", "machines", "machines.0", "machines.0.count", "machines.0.measured", "workload", "workload.kind",
+    "workload.conversation", "workload.days", "network.sites", "churn", "faults.liars", "policies", "x.y",
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+)
+
+
+def outcome(content: dict[str, Any]) -> Scenario | str:
+    """A scenario, or what the error says."""
+    try:
+        return parse(content, where="file.toml")
+    except ConfigError as error:
+        return error.message
+
+
+@given(st.sampled_from(PATHS), VALUES)
+def test_values_are_a_scenario_or_an_error_that_names_a_key(path: str, value: Any) -> None:
+    found = outcome(changed(path, value))
+    if isinstance(found, str):
+        assert found.startswith("file.toml: ")
+        assert "expected" in found
+    else:
+        assert found.n_nodes >= 1

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvnet.errors import MalformedError, UsageError
-from simulations.workload.traces import EXCERPTS, MAX_LINE_BYTES, find, read
+from simulations.workload.traces import EXCERPTS, MAX_LINE_BYTES, TraceRequest, find, read
 
+ANYTHING = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
 GOOD = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 TURN = {"t": 1.5, "in": 130, "out": 7, "hash_ids": [1, 2]}
 SESSION = {"id": "a", "block_size": 64, "tool_tokens": 40, "system_tokens": 10, "requests": [TURN]}
@@ -115,3 +118,31 @@ def test_an_excerpt_is_found_by_its_name_and_an_unknown_one_is_not() -> None:
     with pytest.raises(UsageError, match="found no file nowhere") as caught:
         find("nowhere")
     assert "conversation_excerpt.jsonl" in caught.value.hint
+
+
+def outcome(file: Path) -> list[TraceRequest] | str:
+    """The requests of a trace, or what the error says."""
+    try:
+        return list(read(file).requests)
+    except MalformedError as error:
+        return error.message
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_bytes_are_requests_or_a_line_that_is_named(tmp_path_factory: Any, junk: bytes, first: bool) -> None:
+    file = tmp_path_factory.mktemp("fuzz") / "trace.jsonl"
+    good = json.dumps(GOOD).encode()
+    file.write_bytes(b"\n".join([junk, good] if first else [good, junk]))
+    found = outcome(file)
+    assert found
+    assert isinstance(found, list) or str(file) in found
+
+
+@given(st.sampled_from(sorted(GOOD)), st.recursive(ANYTHING, lambda inner: st.lists(inner, max_size=3)))
+def test_values_are_a_request_or_a_line_that_is_named(tmp_path_factory: Any, key: str, value: Any) -> None:
+    found = outcome(write(tmp_path_factory.mktemp("fuzz"), {**GOOD, key: value}))
+    if isinstance(found, str):
+        assert ":1: " in found
+    else:
+        (request,) = found
+        assert len(request.ids) == -(-request.n_input // 512) >= 1
