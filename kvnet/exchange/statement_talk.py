@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 MAX_WAITING_TO_SEND = 4096
 """Statements waiting for one peer; what does not fit it gets when it asks."""
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Bytes of them."""
 MEMBERS_ASKED = 2
 """Members asked at each look for what did not arrive."""
 
@@ -46,6 +48,7 @@ class Talk:
         asks: how often it may still ask.
         exchanged: what it is known to know.
         waiting: what it is to be told.
+        waiting_bytes: bytes of that.
         queued_bytes: bytes it has told that are not checked yet.
     """
 
@@ -54,6 +57,7 @@ class Talk:
     asks: gossip.Allowance
     exchanged: gossip.Exchanged = field(default_factory=gossip.Exchanged)
     waiting: deque[tuple[Namespace, bytes]] = field(default_factory=deque)
+    waiting_bytes: int = 0
     wanted: trio.Event = field(default_factory=trio.Event)
     ask: trio.Event = field(default_factory=trio.Event)
     queued_bytes: int = 0
@@ -61,6 +65,11 @@ class Talk:
 
 class Shelf(Protocol):
     """Where the statements are: what one talks about."""
+
+    @property
+    def n_counted(self) -> int:
+        """Statements that were new and counted, so far."""
+        ...
 
     def namespaces(self) -> tuple[Namespace, ...]:
         """Those this node is in now."""
@@ -165,8 +174,10 @@ class Talks:
             if session is but or namespace not in session.slots:
                 continue
             for name, envelope in named:
-                if len(talk.waiting) < MAX_WAITING_TO_SEND and talk.exchanged.add(name):
+                has_room = talk.waiting_bytes + len(envelope) <= MAX_WAITING_BYTES
+                if has_room and len(talk.waiting) < MAX_WAITING_TO_SEND and talk.exchanged.add(name):
                     talk.waiting.append((namespace, envelope))
+                    talk.waiting_bytes += len(envelope)
             if talk.waiting:
                 talk.wanted.set()
 
@@ -214,12 +225,13 @@ class Talks:
                 reply = await talk.session.ask(GetStatements(request_id=0, slot=slot, known=known))
                 assert isinstance(reply, StatementsReply)  # noqa: S101 - the session lets only fitting replies through
                 names = [name_of(envelope) for envelope in reply.statements]
-                again |= asking.learned(names, more=reply.more)
                 for name in names:
                     talk.exchanged.add(name)
                 # Asked for: it costs the peer nothing of what it may tell, and we ask no faster than we check.
+                before = self._shelf.n_counted
                 self._shelf.take(reply.statements, namespace, talk.session, asked=True)
                 await self._shelf.settled()
+                again |= asking.learned(names, more=reply.more, counted=self._shelf.n_counted > before)
 
     async def _keep_telling(self, talk: Talk) -> None:
         while True:
@@ -227,6 +239,7 @@ class Talks:
             talk.wanted = trio.Event()
             while talk.waiting:
                 namespace, envelopes = _next_run(talk.waiting)
+                talk.waiting_bytes -= sum(map(len, envelopes))
                 for page in gossip.pages(envelopes):
                     slot = talk.session.slots[namespace]
                     try:

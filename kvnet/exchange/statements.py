@@ -56,12 +56,12 @@ MAX_REFUSED: Final = 4096
 """Statements remembered as no good, so that nobody sends them again and again."""
 
 _FIRST_TOLD: Final = (
-    StatementType.REVOCATION,
-    StatementType.REKEY,
     StatementType.MEMBERSHIP,
+    StatementType.REKEY,
     StatementType.KEY_ROTATION,
+    StatementType.REVOCATION,
 )
-"""What a first page begins with; the rest follows by age."""
+"""What a first page begins with, so that signers are known when the rest comes; that follows by age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ class Statements:
         self._unwritten: set[PlaceKey] = set()
         self._writing = trio.Lock()
         self._version = 0
+        self.n_counted = 0
         self._applied: tuple[int, TrustPolicy, TrustPolicy] | None = None
         self.counters: Counter[str] = Counter()
 
@@ -176,7 +177,7 @@ class Statements:
         else:
             told_in = self._identity.namespaces() if namespaces is None else namespaces
             scopes = [NamespaceId(named)] if named is not None else [each.id for each in told_in]
-            if self._take(statement, frozenset(scopes)) is Verdict.FULL:
+            if self._take(statement, frozenset(scopes), self._identity.policy()) is Verdict.FULL:
                 raise StoreError(
                     f"expected room for one more {statement.kind.value} of this node, found too many of them",
                     hint="members keep so many of one key: `kvnet key rotate` makes a new one",
@@ -335,15 +336,17 @@ class Statements:
 
     async def _check(self, batch: Sequence[Waiting]) -> None:
         heard: list[Heard] = []
+        policy = self._identity.policy()
         for each in batch:
             await trio.lowlevel.checkpoint()
             statement = self._opened(each)
             if statement is None:
                 continue
-            verdict = self._take(statement, self._scopes(statement.body, each.namespace))
+            verdict = self._take(statement, self._scopes(statement.body, each.namespace), policy)
             self.counters[f"statements_{verdict.value}"] += 1
             if verdict in {Verdict.NEW, Verdict.WIDENED}:
                 heard.append(Heard(statement, each.namespace, each.session))
+        self.n_counted += len(heard)
         await self._write()
         for each_heard in heard:
             self._publish(each_heard)
@@ -374,21 +377,18 @@ class Statements:
         """Where it is told on: what concerns keys of a swarm concerns the owner's other machines too."""
         return scopes_of_body(body, [namespace.id, *(each.id for each in self._identity.namespaces()[:1])])
 
-    def _take(self, statement: SignedStatement, scopes: frozenset[NamespaceId]) -> Verdict:
+    def _take(self, statement: SignedStatement, scopes: frozenset[NamespaceId], policy: TrustPolicy) -> Verdict:
         if statement.kind in NOT_KEPT:
             verdict = self._ranks.take(statement)
             if verdict is Verdict.NEW and isinstance(statement.body, ProviderRecord):
-                self._note_told_of(statement.signer, statement.body)
+                self._note_told_of(statement.signer, statement.body, policy)
             return verdict
-        taken = self._book.take(statement, scopes, self._believes)
+        taken = self._book.take(statement, scopes, lambda namespace, signer: policy.believes(signer, namespace))
         self._unwritten.update(taken.changed)
         if taken.changed and statement.kind in RELEVANT:
             self._version += 1
             self._withheld.arrived(statement.signer, self._book.revocations)
         return taken.verdict
-
-    def _believes(self, namespace: NamespaceId, publisher: bytes) -> bool:
-        return self._identity.policy().believes(publisher, namespace)
 
     # --- what statements come to --------------------------------------------------------------------------------------
 
@@ -397,10 +397,10 @@ class Statements:
         scopes = {statement.envelope: self._book.scopes_of(statement) for statement in relevant}
         return standing(relevant, policy.keys, scopes=scopes, withheld=self._withheld.publishers())
 
-    def _note_told_of(self, signer: bytes, record: ProviderRecord) -> None:
+    def _note_told_of(self, signer: bytes, record: ProviderRecord, policy: TrustPolicy) -> None:
         """A record says which revocation is its signer's latest: whoever has passed it on may have held that back."""
         namespace = NamespaceId(record.namespace)
-        if not self._believes(namespace, signer):
+        if not policy.believes(signer, namespace):
             return
         known = self._book.revocations(signer, namespace)
         if self._withheld.told_of(namespace, signer, record.revocations, known):

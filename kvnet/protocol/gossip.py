@@ -32,6 +32,9 @@ ASK_AGAIN_S: Final = 5.0
 MAX_PAGES_ASKED: Final = 512
 """Pages of one answer: 32,768 statements; a peer that says there is more is not asked on."""
 
+MAX_IDLE_PAGES: Final = 8
+"""Pages in a row of which nothing counted, after which a peer is not asked on."""
+
 FIRST: Final = bytes(KNOWN_SIZE_BYTES)
 LAST: Final = b"\xff" * KNOWN_SIZE_BYTES
 
@@ -81,21 +84,25 @@ class Asking:
 
     known: set[bytes]
     pages: int = 0
+    idle_pages: int = 0
 
-    def learned(self, names: Sequence[bytes], *, more: bool) -> bool:
-        """A page has come.
+    def learned(self, names: Sequence[bytes], *, more: bool, counted: bool = True) -> bool:
+        """A page has come and was checked.
 
         Args:
             names: short names of what was on it.
             more: whether the peer says that there is more.
+            counted: whether any of it counts.
 
         Returns:
-            Whether to ask again: not when nothing on the page was new, or too many came.
+            Whether to ask again: not when nothing on the page was new, nothing counted for long, or too many came.
         """
         self.pages += 1
+        self.idle_pages = 0 if counted else self.idle_pages + 1
         fresh = set(names) - self.known
         self.known |= fresh
-        return more and bool(fresh) and self.pages < MAX_PAGES_ASKED
+        patient = self.idle_pages < MAX_IDLE_PAGES and self.pages < MAX_PAGES_ASKED
+        return more and bool(fresh) and patient
 
 
 # --- answering --------------------------------------------------------------------------------------------------------

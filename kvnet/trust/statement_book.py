@@ -195,18 +195,17 @@ class StatementBook:
         """Forget what was told in one namespace only, which this node has left.
 
         Returns:
-            The places that are gone, to be removed from disk too.
+            The places that are gone, or told in fewer namespaces; to be removed from disk or written there.
         """
-        gone = []
+        changed = []
         for key, place in list(self._places.items()):
             if namespace in place.scopes:
                 self._remove(key)
-                if place.scopes == {namespace}:
-                    gone.append(key)
-                else:
-                    place.scopes -= {namespace}
+                changed.append(key)
+                place.scopes -= {namespace}
+                if place.scopes:
                     self._put(key, place)
-        return gone
+        return changed
 
     # --- out ----------------------------------------------------------------------------------------------------------
 

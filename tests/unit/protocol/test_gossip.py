@@ -97,6 +97,13 @@ def test_an_answer_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert n_pages == 5
 
 
+def test_whoever_sends_nothing_that_counts_is_asked_no_more() -> None:
+    asking, n_pages = Asking(set()), 1
+    while asking.learned([name(n_pages)], more=True, counted=n_pages < 4):
+        n_pages += 1
+    assert n_pages == 3 + gossip.MAX_IDLE_PAGES
+
+
 def test_known_statements_are_named_in_ascending_order_each_once() -> None:
     assert is_ordered(ask())
     assert is_ordered(ask(b"1" * 8, b"2" * 8))

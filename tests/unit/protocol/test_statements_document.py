@@ -72,7 +72,7 @@ def test_limits_of_statements_in_the_document_are_those_of_the_code() -> None:
         f"an invitation at most {statements.MAX_INVITATION_LIFE_S // 86400} days",
         f"fewer than {MAX_KNOWN:,} names",
         f"every {gossip.RECONCILE_S:.0f} s, a quarter more or less",
-        f"at most {gossip.MAX_PAGES_ASKED} pages",
+        f"until {gossip.MAX_IDLE_PAGES} in a row had nothing that counts, at most {gossip.MAX_PAGES_ASKED} pages",
         f"again after {gossip.ASK_AGAIN_S:.0f}, 10, 20 s and so on up to {gossip.RECONCILE_S:.0f}",
         f"Up to {MAX_ROTATIONS} rotations",
         f"more than {statements.CLOCK_SKEW_S} s after the rotation",

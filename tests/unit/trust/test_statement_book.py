@@ -222,14 +222,17 @@ def test_what_was_told_in_a_namespace_alone_is_forgotten_with_it() -> None:
     take(book, revocation(1), SWARM)
     take(book, revocation(2), SWARM, HOME)
     take(book, revocation(3), HOME)
-    gone = book.leave(SWARM)
-    assert [key[2] for key in gone] == [revocation(1).body.subject]
+    changed = book.leave(SWARM)
+    assert [key[2] for key in changed] == [revocation(1).body.subject, revocation(2).body.subject]
+    rows_left = [book.row(key) for key in changed]
+    assert rows_left[0] is None
+    assert rows_left[1] is not None
+    assert rows_left[1].scopes == (HOME,)
     assert {each.body.subject for each in book.all(StatementType.REVOCATION)} == {
         revocation(2).body.subject,
         revocation(3).body.subject,
     }
     assert book.scopes_of(revocation(2)) == {HOME}
-    assert book.row(gone[0]) is None
 
 
 def test_the_latest_revocation_of_a_signer_is_that_of_the_namespace_asked_for() -> None:
