@@ -130,7 +130,7 @@ class ModelExchange:
     Args:
         node: among its peers; not running yet.
         models: this node's models at the moment; the first ones are told.
-        lane: where samples are compared: some 20 ms each.
+        lane: where samples are compared: tens of milliseconds each.
         measured: where findings are kept.
         meet: compare with every member that comes, and not only when asked to.
         wall_s: seconds since 1970, which findings are dated by.
