@@ -1,6 +1,6 @@
 """The rosters of this node's namespaces, worked out anew whenever a statement about members comes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -45,11 +45,27 @@ class Scope:
     devices: bool
 
 
-Scopes = Callable[[], Iterable[Scope]]
-"""Those of this node's namespaces that have a founder; read afresh at every use."""
+Scopes = Callable[[], tuple[Scope, ...]]
+"""Those of this node's namespaces that have a founder; the same tuple until something changes."""
 
 Keys = Callable[[], Sequence[PublisherKey]]
 """All publisher keys of this node, the newest last; read afresh at every use."""
+
+
+class _Known:
+    """What was worked out, and from which scopes."""
+
+    def __init__(self, scopes: tuple[Scope, ...], rosters: Mapping[bytes, Roster]) -> None:
+        self.scopes = scopes
+        self.rosters = rosters
+        self.members = MappingProxyType({id_: frozenset(each.members) for id_, each in rosters.items()})
+        self.departed = MappingProxyType(
+            {
+                id_: MappingProxyType({who: when // 1000 for who, when in each.removed.items()})
+                for id_, each in rosters.items()
+                if each.removed
+            }
+        )
 
 
 class Rosters:
@@ -67,7 +83,7 @@ class Rosters:
         self._scopes = scopes
         self._keys = keys
         self._now = now
-        self._known: dict[NamespaceId, tuple[Scope, Roster]] = {}
+        self._known: _Known | None = None
         self._changed = trio.Event()
         self._former_asks: Allowance | None = None
         for kind in _ABOUT_MEMBERS:
@@ -101,7 +117,7 @@ class Rosters:
 
     def renew(self) -> None:
         """Work everything out anew at the next use: namespaces or statements have changed."""
-        self._known.clear()
+        self._known = None
         self._changed.set()
         self._changed = trio.Event()
 
@@ -114,35 +130,33 @@ class Rosters:
         """Those of this node's namespaces that have a founder."""
         return list(self._scopes())
 
-    def roster(self, namespace: NamespaceId) -> Roster | None:
+    def _rosters(self) -> Mapping[bytes, Roster]:
+        """Namespace id -> roster; worked out when something has changed. The policy asks at every use of anything."""
+        scopes = self._scopes()
+        if self._known is None or self._known.scopes is not scopes:
+            rosters: dict[bytes, Roster] = {}
+            for scope in scopes:
+                namespace = scope.namespace.id
+                said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
+                rosters[namespace] = build_roster(namespace, scope.founder, said, devices_remove=scope.devices)
+            self._known = _Known(scopes, rosters)
+        return self._known.rosters
+
+    def roster(self, namespace: bytes) -> Roster | None:
         """The members of a namespace; None when this node is not in it, or it has no founder."""
-        scope = next((each for each in self._scopes() if each.namespace.id == namespace), None)
-        if scope is None:
-            return None
-        known = self._known.get(namespace)
-        if known is None or known[0] != scope:
-            said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
-            roster = build_roster(namespace, scope.founder, said, devices_remove=scope.devices)
-            known = self._known[namespace] = (scope, roster)
-        return known[1]
+        return self._rosters().get(namespace)
 
     def members(self) -> Mapping[bytes, frozenset[bytes]]:
         """Publisher ids of the members of each namespace that has a founder: whose artifacts are believed in it."""
-        found: dict[bytes, frozenset[bytes]] = {}
-        for scope in self._scopes():
-            roster = self.roster(scope.namespace.id)
-            if roster is not None:
-                found[scope.namespace.id] = frozenset(roster.members)
-        return MappingProxyType(found)
+        self._rosters()
+        assert self._known is not None  # noqa: S101 - worked out just now
+        return self._known.members
 
     def departed(self) -> Mapping[bytes, Mapping[bytes, int]]:
         """Namespace id -> publisher id -> seconds since 1970 when it was removed, for those who are out."""
-        found: dict[bytes, Mapping[bytes, int]] = {}
-        for scope in self._scopes():
-            roster = self.roster(scope.namespace.id)
-            if roster is not None and roster.removed:
-                found[scope.namespace.id] = {who: when // 1000 for who, when in roster.removed.items()}
-        return MappingProxyType(found)
+        self._rosters()
+        assert self._known is not None  # noqa: S101 - worked out just now
+        return self._known.departed
 
     def own_key(self, roster: Roster) -> PublisherKey | None:
         """The key with which this node speaks in a namespace: the founder's, else its newest that is a member."""

@@ -16,6 +16,7 @@ All nodes that know the same statements have the same roster, in whatever order 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Final
 
@@ -122,19 +123,19 @@ def build_roster(
         statements: memberships, rekeyings and key rotations whose signatures and times have been checked.
         devices_remove: every member may remove others (``mine``); otherwise the founder alone.
     """
-    state = _State(founder)
+    memberships: list[SignedStatement] = []
     rekeys: list[SignedStatement] = []
-    for statement in statements:
+    for statement in dict.fromkeys(statements):
         match statement.body:
             case Membership() if statement.body.namespace == namespace:
-                state.memberships.append(statement)
+                memberships.append(statement)
             case KeyRotation():
-                state.memberships.append(statement)
+                memberships.append(statement)
             case Rekey() if statement.body.namespace == namespace:
                 rekeys.append(statement)
             case _:
                 pass
-    state.memberships.sort(key=_order)
+    state = _State(founder, memberships)
     # The founder's first, whatever their time: a stolen device must not outrun them with an early date.
     rekeys.sort(key=lambda each: (each.signer != founder, *_order(each)))
     allowed = [each for each in rekeys if state.apply(each, may=devices_remove or each.signer == founder)]
@@ -154,11 +155,14 @@ def build_roster(
 class _State:
     """Members and removed ones while rekeyings are gone through."""
 
-    def __init__(self, founder: bytes) -> None:
+    def __init__(self, founder: bytes, memberships: Iterable[SignedStatement]) -> None:
         self._founder = founder
         self._vouched: dict[bytes, SignedStatement] = {}
         self.banned: dict[bytes, int] = {}
-        self.memberships: list[SignedStatement] = []
+        self._in_order = sorted(memberships, key=_order)
+        self._said: dict[bytes, list[SignedStatement]] = {}
+        for statement in self._in_order:
+            self._said.setdefault(statement.signer, []).append(statement)
         self.grounds: list[SignedStatement] = []
 
     def apply(self, statement: SignedStatement, *, may: bool) -> bool:
@@ -178,23 +182,28 @@ class _State:
         return True
 
     def members(self) -> dict[bytes, Member]:
-        """Whoever the founder, the vouched for and memberships lead to; at most `MAX_MEMBERS`, the earliest first."""
+        """Whoever the founder, the vouched for and memberships lead to; at most `MAX_MEMBERS`.
+
+        Of those whom somebody lets in, the one comes in first whose statement has the lowest sequence.
+        """
         found = {self._founder: Member(self._founder, "founder")}
         for who, by in self._vouched.items():
             found.setdefault(who, Member(who, DEVICE, invited_by=by.signer, since_s=by.body.issued, by=by))
-        grew = True
-        while grew:
-            grew = False
-            for statement in self.memberships:
-                entering = self._entering(statement)
-                if entering is None or statement.signer not in found:
-                    continue
-                known = found.get(entering.publisher)
-                if known is None and len(found) >= MAX_MEMBERS:
-                    continue
-                if known is None or _says_more(known, entering):
+        waiting = [(_order(each), each) for who in found for each in self._said.get(who, ())]
+        heapify(waiting)
+        while waiting:
+            _, statement = heappop(waiting)
+            entering = self._entering(statement)
+            if entering is None:
+                continue
+            known = found.get(entering.publisher)
+            if known is not None:
+                if _says_more(known, entering):
                     found[entering.publisher] = entering
-                    grew = True
+            elif len(found) < MAX_MEMBERS:
+                found[entering.publisher] = entering
+                for each in self._said.get(entering.publisher, ()):
+                    heappush(waiting, (_order(each), each))
         return self._named(found)
 
     def _entering(self, statement: SignedStatement) -> Member | None:
@@ -209,7 +218,7 @@ class _State:
 
     def _named(self, found: dict[bytes, Member]) -> dict[bytes, Member]:
         """Labels and machines alone: what members say of themselves, of those vouched for, and of the key before."""
-        for statement in self.memberships:
+        for statement in self._in_order:
             body = statement.body
             if isinstance(body, KeyRotation):
                 old, new = found.get(statement.signer), found.get(body.new)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 MAX_LABEL_CHARACTERS: Final = 64
 DIAL_TIMEOUT_S: Final = 10.0
-INVITED_ADDRESSES: Final = 3
-"""Addresses in an invitation: enough for two networks and IPv6; each makes the text and the QR code longer."""
+INVITED_ADDRESSES: Final = 4
+"""Addresses in an invitation: enough for two networks, a VPN and IPv6; each makes the text and the QR code longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,8 +411,24 @@ def shortened(addresses: Sequence[str], peer: PeerId) -> tuple[str, ...]:
     """
     own = f"/p2p/{peer_text(peer)}"
     outside = [each for each in addresses if "/127.0.0.1/" not in each and "/ip6/::1/" not in each]
-    chosen = (outside or list(addresses))[: min(INVITED_ADDRESSES, MAX_ADDRESSES)]
+    chosen = sorted(outside, key=_likelihood)[: min(INVITED_ADDRESSES, MAX_ADDRESSES)] or list(addresses)[:1]
     return tuple(each.removesuffix(own) for each in chosen)
+
+
+def _likelihood(address: str) -> int:
+    """Home and office networks first; bridges of containers and link-local addresses, which lead nowhere else, last."""
+    order = (
+        "/ip4/192.168.",
+        "/ip4/10.",
+        "/ip4/100.",
+        "/ip4/",
+        "/ip6/2",
+        "/ip6/",
+        "/ip4/172.17.",
+        "/ip6/fe80",
+        "/ip4/169.254.",
+    )
+    return max(place for place, start in enumerate(order) if address.startswith(start) or start == order[0])
 
 
 def full_addresses(invitation: Invitation) -> tuple[str, ...]:

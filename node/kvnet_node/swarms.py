@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +78,7 @@ class SwarmFiles:
         self._files: dict[NamespaceId, tuple[Path, Namespace]] = {}
         self._former: tuple[Namespace, ...] = ()
         self._known: dict[str, Known] = {}
+        self._scopes: tuple[Scope, ...] = ()
 
     def load(self) -> None:
         """Read everything; make ``mine`` when there is none.
@@ -89,14 +90,16 @@ class SwarmFiles:
         if not mine.exists():
             write_private(mine, encode_namespace_file(fresh_namespace(MINE)))
         kept, swarms = (sorted(self._directory.glob(f"{kind}-*.kvns")) for kind in ("kept", "swarm"))
-        self._files = {}
+        files: dict[NamespaceId, tuple[Path, Namespace]] = {}
         for path in [mine, *kept, *swarms]:
             namespace = read_namespace(path)
-            self._files.setdefault(namespace.id, (path, namespace))
-        self._former = self._read_former()
-        self._known = self._read_known()
+            files.setdefault(namespace.id, (path, namespace))
+        former, known = self._read_former(files.keys()), self._read_known()
+        # All at once: while one thread reads the files, another asks what is there.
+        self._files, self._former, self._known = files, former, known
+        self._scopes = self._scopes_now()
 
-    def _read_former(self) -> tuple[Namespace, ...]:
+    def _read_former(self, there: Collection[NamespaceId]) -> tuple[Namespace, ...]:
         """The newest first; those whose time is over, or whose namespace is gone, are removed."""
         found: list[tuple[int, Path]] = []
         for path in self._directory.glob("former-*.kvns"):
@@ -107,7 +110,7 @@ class SwarmFiles:
         for millis, path in sorted(found, reverse=True):
             namespace = read_namespace(path)
             old = self._now() - millis / 1000 > FORMER_LIFE_S
-            if old or namespace.id not in self._files or len(former) >= MAX_FORMER:
+            if old or namespace.id not in there or len(former) >= MAX_FORMER:
                 path.unlink()
             else:
                 former.append(Namespace(namespace.name, namespace.prefix_secret, namespace.lookup_secret, former=True))
@@ -162,14 +165,17 @@ class SwarmFiles:
         """What else is known of a namespace."""
         return self._known.get(namespace.hex(), Known())
 
-    def scopes(self) -> list[Scope]:
-        """Those whose founder is known."""
+    def scopes(self) -> tuple[Scope, ...]:
+        """Those whose founder is known; the same tuple until something changes."""
+        return self._scopes
+
+    def _scopes_now(self) -> tuple[Scope, ...]:
         devices = {namespace.id for path, namespace in self._files.values() if not path.name.startswith("swarm-")}
-        return [
+        return tuple(
             Scope(namespace, founder, namespace.id in devices)
             for _, namespace in self._files.values()
             if (founder := self.known(namespace.id).founder)
-        ]
+        )
 
     def addresses(self) -> tuple[str, ...]:
         """Where members were when this node joined them, each once."""
@@ -334,6 +340,7 @@ class SwarmFiles:
         data = msgspec.json.format(msgspec.json.encode(_File(1, known))) + b"\n"
         write_private(self._scopes_file, data)
         self._known = known
+        self._scopes = self._scopes_now()
 
     def _put(self, swarm: Namespace) -> None:
         write_private(self._directory / f"swarm-{swarm.name}.kvns", encode_namespace_file(swarm))

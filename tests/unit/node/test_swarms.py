@@ -44,7 +44,7 @@ def test_a_swarm_lasts_and_nobody_else_reads_its_files(tmp_path: Path) -> None:
 def test_only_namespaces_with_a_founder_have_members_and_mine_is_of_devices(tmp_path: Path) -> None:
     files = opened(tmp_path)
     team = files.make_swarm("team")
-    assert files.scopes() == []
+    assert files.scopes() == ()
     for namespace in (files.mine, team):
         files.know(namespace.id, Known(founder=b"f" * 32))
     assert [(scope.namespace.name, scope.devices) for scope in files.scopes()] == [("mine", True), ("team", False)]

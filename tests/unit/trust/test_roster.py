@@ -198,6 +198,18 @@ def test_two_devices_that_vouch_for_each_other_prove_it_without_end() -> None:
     assert names(roster(whole.proof_of(key("b").public), devices=True)) == "abc"
 
 
+def test_what_is_said_twice_counts_once() -> None:
+    said = [*CHAIN, rekeys("a", 10, out="b", stay="acd"), rotates("c", "f", 6)]
+    assert roster([*said, *said, *said]) == roster(said)
+
+
+def test_endless_chain_written_backwards_takes_no_endless_time() -> None:
+    many = [lets_in(f"guest {n}", f"guest {n + 1}", 5000 - n) for n in range(MAX_MEMBERS * 8)]
+    found = roster([lets_in("a", "guest 0", 6000), *many])
+    assert len(found.members) == MAX_MEMBERS
+    assert key(f"guest {MAX_MEMBERS - 2}").public in found.members
+
+
 def test_members_are_limited_and_the_earliest_stay() -> None:
     many = [lets_in("a", f"guest {number}", number + 1) for number in range(MAX_MEMBERS + 5)]
     found = roster(reversed(many))
