@@ -235,11 +235,11 @@ class Lookups:
     async def _follow_records(self, machine: LookupMachine, held_tokens: int, found: LookedUp) -> None:
         """Ask those whom the answers named, or the next best when the best had less than its table said."""
         if trio.current_time() < machine.deadline:
-            targets = self._from_records(machine, held_tokens)
+            targets = self._from_records(machine, held_tokens, found)
             if targets:
                 await self._ask(machine, targets, held_tokens, found)
 
-    def _from_records(self, machine: LookupMachine, held_tokens: int) -> list[_Target]:
+    def _from_records(self, machine: LookupMachine, held_tokens: int, found: LookedUp) -> list[_Target]:
         """Whoever has not been asked and is sure to have more than was found so far."""
         if self.tables is None:
             return []
@@ -247,7 +247,7 @@ class Lookups:
         self.tables.shown([record for _, record in machine.records()], query.namespace)
         best = max([held_tokens, *(each.reusable_tokens for each in machine.candidates())])
         members = {session.peer: session for session in self._sessions() if query.namespace in session.slots}
-        claims = self.tables.claims(query, best, but=machine.answered_by())
+        claims = self.tables.claims(query, best, but=found.asked)
         return self._choose(machine, [claim for claim in claims if claim.least_tokens > best], members)
 
     async def _ask_around(
@@ -261,7 +261,7 @@ class Lookups:
     ) -> None:
         """Nobody is known to have anything: who is, says the DHT, or somebody who has heard of others."""
         wanted = dht_depths(machine.query) if dht and self._network.routing_peers() else []
-        unasked = [_Target(peer, session) for peer, session in members.items() if peer not in machine.answered_by()]
+        unasked = [_Target(peer, session) for peer, session in members.items() if peer not in found.asked]
         hearsay = unasked[:MAX_HEARSAY] if self._somebody_is_away(machine.query, members) else []
         if not wanted and not hearsay:
             return
@@ -298,14 +298,14 @@ class Lookups:
     ) -> None:
         """Dial and ask those whom others' records name, and those whom the DHT names; who lied of late last."""
         now = trio.current_time()
-        targets = self._from_records(machine, held_tokens)
+        targets = self._from_records(machine, held_tokens, found)
         told = {target.peer for target in targets}
         named.sort(key=lambda hint: self._scores.liar(hint.peer, now))
         sessions = {session.peer: session for session in self._sessions()}
         targets += [
             _Target(hint.peer, sessions.get(hint.peer), hint.addresses)
             for hint in named[:MAX_DIALS]
-            if hint.peer not in told
+            if hint.peer not in told and hint.peer not in found.asked
         ]
         if targets and now < machine.deadline:
             await self._ask(machine, targets, held_tokens, found)

@@ -185,7 +185,7 @@ class ExchangeNode:
             network=network,
             fetcher=self.fetcher,
             sessions=self._asked,
-            open_session=self.open_session,
+            open_session=self._open_to_ask,
             published=self.fetched,
             exact_only=self._options.exact_only,
         )
@@ -430,6 +430,11 @@ class ExchangeNode:
         with trio.move_on_after(SESSION_OPEN_S):
             await waiting.wait()
         return self._sessions.get(peer)
+
+    async def _open_to_ask(self, peer: PeerId) -> PeerSession | None:
+        """The session with a peer that serves."""
+        session = await self.open_session(peer)
+        return session if self._askable(peer) else None
 
     async def _dial_session(self, peer: PeerId, done: trio.Event) -> None:
         """Open the session and hold it; ``done`` when it is open or has failed."""

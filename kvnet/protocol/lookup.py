@@ -7,7 +7,7 @@ first and compared, decide in the end.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvnet.format.codecs import Codec
@@ -325,10 +325,6 @@ class LookupMachine:
     def waiting(self) -> list[PeerId]:
         """Those that have not answered."""
         return list(self._waiting)
-
-    def answered_by(self) -> Collection[PeerId]:
-        """Those that have answered."""
-        return self._replies.keys()
 
     def records(self) -> list[tuple[PeerId, bytes]]:
         """Signed provider records of others that came with the answers, each with who sent it; not checked."""

@@ -280,3 +280,17 @@ async def test_ten_thousand_artifacts_are_told_at_a_pace_that_members_take(
     assert told.n_artifacts == 10_001
     assert b.tables.cost_bytes < 8 * 1024 * 1024
     assert (await look_up(b, PROMPT)).candidates[0].reusable_tokens == 1280
+
+
+async def test_who_serves_nothing_now_is_passed_over_for_the_next_best(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await member(world, nursery, tmp_path, name) for name in "abc"]
+    await a.add(TOKENS)
+    await b.add(TOKENS[:1024])
+    await c.meet(a, b)
+    await trio.sleep(2)
+    c.exchange.ask_only(lambda peer: peer != a.network.peer_id)
+    found = await look_up(c, PROMPT)
+    assert [candidate.providers for candidate in found.candidates] == [(b.network.peer_id,)]
+    assert found.rounds == 1
