@@ -15,6 +15,7 @@ import msgspec
 from kvnet.errors import KvnetError, UsageError
 
 if TYPE_CHECKING:
+    from simulations.progress import Progress
     from simulations.results import RunResult
     from simulations.scenario import Scenario
 
@@ -79,6 +80,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     compare.add_argument("scenario", metavar="SCENARIO", help="a TOML file, or the name of one that comes with it")
     compare.add_argument("--policies", default="", help="names with commas between, or all")
     _add_seed(compare)
+    _add_many(compare)
     _add_out(compare)
 
     plot = _verb(verbs, "plot", _plot, "Draw a result as PNG and SVG.")
@@ -104,6 +106,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--stretch", type=float, default=0.0, help="all times are multiplied by it; by default as much as needed"
     )
     _add_seed(estimate)
+    _add_many(estimate)
     _add_out(estimate)
 
     break_even = _verb(verbs, "break-even", _break_even, "Draw from which link speed on fetching pays.")
@@ -123,6 +126,13 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
 
 def _add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_counted("--seed", 0, MAX_SEED), default=0, help="0 by default")
+
+
+def _add_many(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seeds", type=_counted("--seeds", 1, 1000), default=1, help="so many seeds for each policy, from --seed on"
+    )
+    parser.add_argument("--jobs", type=_counted("--jobs", 1, 256), default=1, help="so many runs at once; 1 by default")
 
 
 def _add_out(parser: argparse.ArgumentParser, text: str = "also write CSV and what `plot` draws") -> None:
@@ -173,30 +183,51 @@ def _compare(flags: argparse.Namespace) -> None:
 
 def _compared(flags: argparse.Namespace, scenario: "Scenario", policies: Sequence[str]) -> None:
     from simulations import rendering
-    from simulations.policies import named
-    from simulations.results import summary
+    from simulations.comparing import compare
 
-    for name in policies:
-        named(name)
     results, found = [], []
-    for name in policies:
-        result = _simulate(scenario, name, flags.seed)
-        results.append(result)
-        found.append(summary(result))
-        if flags.json:
-            _print(flags, found[-1], "")
+    seeds = range(flags.seed, flags.seed + flags.seeds)
+    with _Reports(scenario.name) as reports:
+        for result, told in compare(scenario, policies, seeds, reports, jobs=flags.jobs):
+            results.append(result)
+            found.append(told)
+            if flags.json:
+                _print(flags, told, "")
     _write(flags, scenario.title, results)
-    compared = {"type": "compare", "scenario": scenario.name, "seed": flags.seed, "runs": found}
+    compared = {"type": "compare", "scenario": scenario.name, "seeds": list(seeds), "runs": found}
     _print(flags, compared, rendering.comparison(scenario.title, found))
 
 
+class _Reports:
+    """A line of progress for each run, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: Progress | None = None
+
+    def __call__(self, policy: str, seed: int) -> "Progress":
+        from simulations.progress import Progress
+
+        self.close()
+        self._open = Progress(f"{self._name}, {policy}, seed {seed}, requests")
+        return self._open
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+
+    def __enter__(self) -> "_Reports":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
 def _simulate(scenario: "Scenario", policy: str, seed: int) -> "RunResult":
-    from simulations.policies import named
-    from simulations.progress import Progress
     from simulations.world import run
 
-    with Progress(f"{scenario.name}, {policy}, requests") as progress:
-        return run(scenario, named(policy), seed, report=progress)
+    with _Reports(scenario.name) as reports:
+        return run(scenario, policy, seed, report=reports(policy, seed))
 
 
 def _write(flags: argparse.Namespace, title: str, results: "Sequence[RunResult]") -> None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulations.charts import bars, colours, figure, policies_axis, write
+from simulations.comparing import by_policy, spread
 from simulations.rendering import percent, seconds, size
 from simulations.results import LATER_S, LATER_SHARE, Array, RunResult, Summary, later, summary
 from simulations.saved import Saved
@@ -28,14 +29,16 @@ _NAMES: Final = {
 
 
 class _Runs:
-    """The runs of one scenario, and what was found of them."""
+    """The runs of one scenario with its first seed, and what was found of them; `all_seeds` has the others too."""
 
     def __init__(self, saved: Saved) -> None:
-        self.title = saved.title
-        self.results = saved.runs
-        self.summaries = [summary(run) for run in saved.runs]
-        self.names = [run.policy for run in saved.runs]
-        self.where = f"{saved.title}; {saved.runs[0].asked:,} requests, seed {saved.runs[0].seed}"
+        first = saved.runs[0].seed
+        self.results = [run for run in saved.runs if run.seed == first]
+        self.summaries = [summary(run) for run in self.results]
+        self.names = [run.policy for run in self.results]
+        self.all_seeds = by_policy([summary(run) for run in saved.runs])
+        self.n_seeds = max(len(alike) for alike in self.all_seeds.values())
+        self.where = f"{saved.title}; {saved.runs[0].asked:,} requests, seed {first}"
 
     def found(self, policy: str) -> Summary | None:
         return next((each for each in self.summaries if each.policy == policy), None)
@@ -114,10 +117,15 @@ def _hit_rate(runs: _Runs) -> Figure:
         values = 100 * np.array(shares)
         axes.barh(places, values, left=left, color=colour, label=label)
         left += values
-    for place, total in zip(places, left.tolist(), strict=True):
-        axes.text(total + 1, place, f"{total:.1f} %", va="center", fontsize=9)
+    for place, (name, total) in enumerate(zip(runs.names, left.tolist(), strict=True)):
+        found = spread([100 * each.hit_token_fraction for each in runs.all_seeds[name]])
+        text = f"{total:.1f} %"
+        if runs.n_seeds > 1:
+            axes.plot([found.least, found.most], [place, place], color="black", linewidth=2)
+            text += f"; {found.least:.1f} to {found.most:.1f} % with {runs.n_seeds} seeds"
+        axes.text(max(total, found.most) + 1, place, text, va="center", fontsize=9)
     policies_axis(axes, runs.names)
-    axes.set_xlim(0, 112)
+    axes.set_xlim(0, 112 if runs.n_seeds == 1 else 145)
     axes.set_xlabel("prompt tokens not computed, % of all")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, frameon=False)
     return made

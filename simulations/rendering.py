@@ -1,7 +1,8 @@
 """Results as a person reads them in a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from simulations.comparing import by_policy, spread
 from simulations.replay import ReplayResult
 from simulations.results import Summary
 
@@ -42,31 +43,43 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def comparison(title: str, runs: Sequence[Summary]) -> str:
-    """Policies of one scenario side by side."""
+    """Policies of one scenario side by side; means where there is more than one seed, and half of the range."""
     headers = (
         "POLICY", "ANSWERED", "TOKENS HIT", "FROM PEERS", "TTFT p50", "p95", "PREFILL SAVED", "MOVED", "SSD WRITTEN",
         "ANNOUNCED", "SLOWER",
     )  # fmt: skip
-    rows = [
-        (
-            run.policy,
-            f"{run.requests:,}",
-            percent(run.hit_token_fraction),
-            percent(run.peer_fraction),
-            seconds(run.ttft_s["p50"]),
-            seconds(run.ttft_s["p95"]),
-            f"{percent(run.prefill_saved_fraction)}, {seconds(run.prefill_saved_s)}",
-            size(run.fetched_bytes),
-            size(run.ssd_written_bytes),
-            f"{run.announce_messages:,}",
-            percent(run.slower_fraction),
+    rows = []
+    for policy, alike in by_policy(runs).items():
+        saved_s = _mean([run.prefill_saved_s for run in alike])
+        rows.append(
+            (
+                policy,
+                f"{_mean([run.requests for run in alike]):,.0f}",
+                _shown([run.hit_token_fraction for run in alike], percent),
+                _shown([run.peer_fraction for run in alike], percent),
+                _shown([run.ttft_s["p50"] for run in alike], seconds),
+                _shown([run.ttft_s["p95"] for run in alike], seconds),
+                f"{_shown([run.prefill_saved_fraction for run in alike], percent)}, {seconds(saved_s)}",
+                size(_mean([run.fetched_bytes for run in alike])),
+                size(_mean([run.ssd_written_bytes for run in alike])),
+                f"{_mean([run.announce_messages for run in alike]):,.0f}",
+                percent(_mean([run.slower_fraction for run in alike])),
+            )
         )
-        for run in runs
-    ]
-    first = runs[0]
-    asked = first.requests + first.unanswered
-    head = f"{title}\n{asked:,} requests in {seconds(first.duration_s)} of simulated time, seed {first.seed}"
+    asked = runs[0].requests + runs[0].unanswered
+    seeds = sorted({run.seed for run in runs})
+    named = f"seed {seeds[0]}" if len(seeds) == 1 else f"means of seeds {seeds[0]} to {seeds[-1]}, ± half of the range"
+    head = f"{title}\n{asked:,} requests in {seconds(runs[0].duration_s)} of simulated time, {named}"
     return f"{head}\n\n{columns(headers, rows)}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return spread(values).mean
+
+
+def _shown(values: Sequence[float], text: Callable[[float], str]) -> str:
+    found = spread(values)
+    return text(found.mean) + (f" ±{text(found.half)}" if len(values) > 1 else "")
 
 
 def one_run(title: str, run: Summary) -> str:
