@@ -104,6 +104,8 @@ def test_limits_in_the_document_are_those_of_the_code() -> None:
 
 def test_patience_in_the_document_is_that_of_the_code() -> None:
     fetch, announce = FetchLimits(), AnnounceLimits()
+    soonest_s = announce.reprovide_s * (1 - announce.spread)
+    latest_s = announce.reprovide_s * (1 + announce.spread)
     prose = " ".join(DOCUMENT.split())
     for text in (
         f"no byte for {fetch.idle_s:.0f} seconds while chunks are asked for, {fetch.idle_with_others_s:.0f} when",
@@ -114,7 +116,8 @@ def test_patience_in_the_document_is_that_of_the_code() -> None:
         f"or than {fetch.least_share:.0%}".replace("%", " %"),
         f"at most {fetch.duplicate_share:.0%}".replace("%", " %") + " of the bytes needed may be asked for twice",
         f"at least {announce.interval_s} seconds apart",
-        f"every record again after {announce.reprovide_s / 60:.0f} minutes, after {announce.retry_s:.0f} seconds",
+        f"again after {soonest_s / 60:.0f} to {latest_s / 60:.0f} minutes",
+        f"after {announce.retry_s:.0f} seconds when it reached nobody",
         f"every {announce.verify_s:.0f} seconds one key is looked up",
     ):
         assert text in prose
