@@ -126,6 +126,7 @@ def _hit_rate(runs: _Runs) -> Figure:
         axes.text(max(total, found.most) + 1, place, text, va="center", fontsize=9)
     policies_axis(axes, runs.names)
     axes.set_xlim(0, 112 if runs.n_seeds == 1 else 145)
+    axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("prompt tokens not computed, % of all")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, frameon=False)
     return made
