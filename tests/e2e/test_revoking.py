@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvnet.format.hashes import artifact_text
+from kvnet.format.hashes import artifact_text, parse_artifact_text
 from kvnet.store.disk import DiskStore
 from kvnet.trust.keys import publisher_text
+from kvnet.trust.namespace import Namespace
+from kvnet.trust.statement_book import StatementBook
+from kvnet.trust.statements import Attestation, sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import DataPaths, prepare_data_dir
+from kvnet_node.statement_store import StatementStore
 from tests.e2e.conftest import Kvnet
 from tests.e2e.prepared import prepare
 from tests.e2e.test_fetching import NARROW
@@ -21,6 +25,7 @@ from tests.unit.store.samples import FRIEND, OWN, publish, sample
 pytestmark = pytest.mark.e2e
 
 PATIENCE_S = 30.0
+TEAM = Namespace("team", bytes([11]) * 32, bytes([12]) * 32)
 
 
 @pytest.fixture
@@ -30,11 +35,11 @@ def third(tmp_path: Path) -> Iterator[Kvnet]:
     runner.end()
 
 
-def signed_here(kvnet: Kvnet, tokens: range) -> str:
+def signed_here(kvnet: Kvnet, tokens: range, *, namespace: Namespace | None = None) -> str:
     """An artifact in a data directory as ``kvnet add`` would have put it there an hour ago, without a model."""
     identity = identity_of(kvnet)
     created = int(time.time()) - 3600
-    namespace = identity.namespaces()[0]
+    namespace = namespace or identity.namespaces()[0]
     made = sample(tokens, key=identity.signing_key(), namespace=namespace, fingerprint=NARROW, created=created)
     store = DiskStore.open(
         DataPaths(kvnet.data_dir).store_dir, quota_bytes=1 << 30, min_free_bytes=0, keys_of=identity.keys_of
@@ -42,6 +47,30 @@ def signed_here(kvnet: Kvnet, tokens: range) -> str:
     publish(store, made, pinned=True)
     store.close()
     return artifact_text(made.hash)
+
+
+def attest(kvnet: Kvnet, artifact: str) -> None:
+    """Have a friend's word on an artifact in a data directory, as if a member had told it."""
+    now_s, namespace = int(time.time()), identity_of(kvnet).namespaces()[0]
+    said = sign_statement(
+        Attestation(
+            sequence=now_s * 1000,
+            issued=now_s,
+            expires=0,
+            namespace=namespace.id,
+            artifact=parse_artifact_text(artifact),
+            claim="same",
+            max_difference="0",
+        ),
+        FRIEND,
+    )
+    book = StatementBook()
+    [place] = book.take(said, [namespace.id], lambda *_: True).changed
+    row = book.row(place)
+    assert row is not None
+    store = StatementStore(DataPaths(kvnet.data_dir).network_dir / "statements.sqlite3")
+    store.write([row], [])
+    store.close()
 
 
 def identity_of(kvnet: Kvnet) -> NodeIdentity:
@@ -61,17 +90,22 @@ def shown(kvnet: Kvnet, artifact: str, is_so: Callable[[dict[str, Any]], bool]) 
 
 def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet) -> None:
     artifact = signed_here(kvnet, range(600))
+    copy = signed_here(kvnet, range(600), namespace=TEAM)
+    attest(kvnet, artifact)
     unasked = kvnet("revoke", artifact)
     assert (unasked.code, unasked.stdout) == (2, "")
     assert f"kvnet revoke {artifact} --yes" in unasked.stderr
 
     done = kvnet("revoke", artifact, "--yes", "--reason", "made with a broken build")
-    assert (done.code, done.stdout) == (0, artifact + "\n")
+    assert (done.code, set(done.stdout.split())) == (0, {artifact, copy}), "what was shared of it goes too"
     assert "everybody who hears of it" in done.stderr
-    assert "1 artifact here used and served no more, and kept" in done.stderr
-    assert kvnet.json("list")["artifacts"][0]["revoked"] is True
+    assert "2 artifacts here used and served no more, and kept" in done.stderr
+    assert [each["revoked"] for each in kvnet.json("list")["artifacts"]] == [True, True]
     seen = kvnet.json("show", artifact)
     assert (seen["revoked"], seen["verdict"]) == (True, "refused, it is revoked")
+    own = identity_of(kvnet).publisher()
+    assert seen["revocations"] == [f"it, by {own}: made with a broken build"]
+    assert seen["attestations"] == [f"{publisher_text(FRIEND.public)} computed the same state"]
     again = kvnet("--json", "revoke", artifact, "--yes")
     assert again.code == 2
     assert "revoked already" in again.error["message"]

@@ -17,7 +17,7 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.policy import Refusal
 from kvnet.trust.statements import ProviderRecord, Revocation, Tag, sign_statement
-from tests.simulated.nodes import MINE, wall_s
+from tests.simulated.nodes import MINE, identity, start_node, wall_s
 from tests.simulated.revoking import TOKENS, Hearer, key_of, start_hearer
 
 NAMES = tuple("abcdefghijklmnopqrst")
@@ -154,6 +154,35 @@ async def test_a_fetch_under_way_ends_when_its_artifact_is_revoked(
     await wait_for(lambda: bool(failure), 2)
     assert "revoked" in str(failure[0])
     assert b.node.store.get(added.record.hash) is None
+
+
+async def test_serving_ends_in_the_middle_of_a_request(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_hearer(world, nursery, tmp_path, "a")
+    deaf = await start_node(world, nursery, tmp_path, "b", who=identity("b", trusts=["a"]))
+    added = await a.node.add(TOKENS)
+    await deaf.meet(a.node)
+    located = await deaf.exchange.fetcher.locate(added.record.hash)
+    entries = await deaf.exchange.fetcher.chunk_list(located)
+    world.set_link(a.node.network, deaf.network, Link(latency_s=0.001, rate_bytes_per_s=20_000))
+    failure: list[BaseException] = []
+
+    async def fetch() -> None:
+        try:
+            await deaf.exchange.fetcher.fetch(located, entries)
+        except NotFoundError as error:
+            failure.append(error)
+
+    nursery.start_soon(fetch)
+    await trio.sleep(2)
+    served = a.node.exchange.counters()["chunks_served"]
+    assert not failure
+    await a.revoke_artifact(added.record.hash)
+    await wait_for(lambda: bool(failure), 60)
+    assert a.node.exchange.counters()["chunks_served"] <= served + 1
+    assert served < added.record.manifest.n_chunks - 1
+    assert not a.node.exchange._told, "nor is it announced"
 
 
 async def test_what_was_revoked_is_served_no_more_after_a_restart(

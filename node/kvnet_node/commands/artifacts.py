@@ -85,6 +85,7 @@ def _render_show(result: ShowResult) -> str:
         ("ticket", result.ticket),
         *((f"producer {key}", value) for key, value in result.producer.items()),
         *((f"fingerprint {key}", value) for key, value in result.fingerprint.items()),
+        *(("revoked", said) for said in result.revocations),
         *(("attested", said) for said in result.attestations),
         *(("derived from", f"{source['artifact']} by {source['signer']}") for source in result.derived_from),
     ]

@@ -2,12 +2,13 @@
 
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
+from kvnet.protocol.session import escape_text
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.store.names import NameBook, NamedVersion
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal, TrustPolicy
-from kvnet.trust.statements import Attestation
+from kvnet.trust.statements import Attestation, Revocation
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.removing import remove_everywhere
@@ -82,8 +83,30 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
         context_bytes=manifest.context_size_bytes,
         ticket=services.ticket(record.hash, serving=ctx.serving),
         revoked=not services.identity.policy().may_serve(manifest),
+        revocations=_revocations(services, record),
         attestations=_attestations(services, record),
     )
+
+
+def _revocations(services: Services, record: ArtifactRecord) -> list[str]:
+    """What counts against an artifact: by whom, about what of it, and why."""
+    manifest, policy = record.manifest, services.identity.policy()
+    signers: dict[bytes, bytes] = {span.artifact: span.publisher for span in manifest.derived_from}
+    signers[record.hash] = manifest.publisher
+    found = []
+    for statement in services.statements.all(StatementType.REVOCATION):
+        body = statement.body
+        assert isinstance(body, Revocation)  # noqa: S101 - those were asked for
+        if body.kind == "artifact":
+            counts = body.target in signers and statement.signer in {signers[body.target], *policy.standing.believed}
+            what = "it" if body.target == record.hash else artifact_text(ArtifactHash(body.target))
+        else:
+            counts = body.target in signers.values() and policy.is_revoked(body.target, manifest.namespace)
+            what = f"the key {publisher_text(body.target)}"
+        if counts:
+            reason = f": {escape_text(body.reason)}" if body.reason else ""
+            found.append(f"{what}, by {publisher_text(statement.signer)}{reason}")
+    return found
 
 
 def _attestations(services: Services, record: ArtifactRecord) -> list[str]:

@@ -61,6 +61,7 @@ class ShowResult(Result, frozen=True, tag="show"):
         derived_from: artifact hash text and signer text of every source.
         ticket: what another device of the namespace fetches it with, addresses of the running node included.
         revoked: it, its publisher or a source is revoked.
+        revocations: what of it is revoked by whom, and why, in their words.
         attestations: what others say who have looked into it.
     """
 
@@ -87,6 +88,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     ticket: str = ""
     lossy: bool = False
     revoked: bool = False
+    revocations: list[str] = []
     attestations: list[str] = []
 
 
