@@ -376,6 +376,7 @@ class Memberships:
         left = await self._lane.run(self._identity.swarms.leave, swarm)
         await self._lane.run(self._identity.invitations.withdraw_all, left.id)
         await self._statements.forget(left.id)
+        await self._statements.forget(left.id)
         self.rosters.renew()
         await self._namespaces_changed()
         return left

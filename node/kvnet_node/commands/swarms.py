@@ -6,12 +6,13 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kvnet.errors import UsageError
-from kvnet_node.invocation import Context, positive
+from kvnet_node.invocation import Context, Invocation, positive
 from kvnet_node.operations.requests import (
     InviteRequest,
     InviteResult,
@@ -123,13 +124,23 @@ def join(
         keep_old: keep the namespace that was mine, for the artifacts in it.
     """
     if invitation == "-":
-        if sys.stdin.isatty():
-            context.output.message("paste the invitation and press Return:")
-        invitation = sys.stdin.readline(MAX_INVITATION_CHARACTERS)
+        invitation = _pasted(context) if sys.stdin.isatty() else sys.stdin.readline(MAX_INVITATION_CHARACTERS)
     request = JoinRequest(invitation, as_, name or machine_label(), keep_old)
     result = context.run("join", request, JoinResult)
     context.output.result(result, lambda _: "")
     context.output.message(_joined_text(result))
+
+
+def _pasted(context: Invocation) -> str:
+    """One line from the terminal, whose own buffer ends at 1,024 characters on macOS; that of readline does not."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - its presence is what `input` looks for
+
+    context.output.warning("paste the invitation and press Return:")
+    try:
+        return input()
+    except EOFError:
+        return ""
 
 
 def _joined_text(result: JoinResult) -> str:
