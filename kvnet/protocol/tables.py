@@ -33,10 +33,10 @@ MAX_SAMPLED = 16
 class TableLimits:
     """How much is remembered of others.
 
-    In RAM a record takes about six times its bytes, its index included.
+    In RAM a record takes about four times its bytes, its index included.
 
     Attributes:
-        peer_bytes: of one peer's records in one namespace; 10,000 artifacts of 4,000 tokens have about 4 MiB.
+        peer_bytes: of one peer's records in one namespace; 10,000 artifacts of 4,000 tokens have 3 to 4 MiB.
         total_bytes: of all records; when they are more, the peer with the most loses its last pages.
         peers: tables of one peer in one namespace; the one heard of longest ago goes first.
     """
