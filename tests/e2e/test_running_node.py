@@ -34,7 +34,11 @@ def test_the_first_screen_names_the_next_step(kvnet: Kvnet, models: tuple[str, .
         tinymodels.write_model(kvnet.data_dir / "models" / name)
     process = kvnet.popen("node", "start", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0")
     assert process.stdout is not None
-    screen = "".join(process.stdout.readline() for _ in range(8))
+    screen = ""
+    while not screen.rpartition("\n")[0].rpartition("\n")[2].startswith("next"):
+        line = process.stdout.readline()
+        assert line, screen
+        screen += line
     for expected in ("/p2p/", "/v1", str(kvnet.data_dir), "kvpub1", step):
         assert expected in screen
 
