@@ -11,14 +11,13 @@ Whoever follows what a node holds needs only, for each segment, up to which bloc
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvnet.format.hashes import PrefixKey, keyed_hash
 from kvnet.format.prefix import BLOCK_TOKENS, common_prefix
 
 Ints = NDArray[np.int64]
@@ -190,29 +189,6 @@ class RequestStream:
     def duration_s(self) -> float:
         """Seconds from the stream's beginning to the last arrival; 0 without requests."""
         return float(self.arrival_s[-1]) if len(self) else 0.0
-
-
-@dataclass(slots=True)
-class BlockKeys:
-    """The prefix key of a block, derived from its id and remembered.
-
-    An id names everything before it too, and so does the key, as a chained one does; it takes one hash instead of one
-    for every block of the prompt.
-
-    Args:
-        root: 32 bytes; as from `kvnet.format.prefix.prefix_root`.
-    """
-
-    root: bytes
-    _known: dict[int, PrefixKey] = field(default_factory=dict)
-
-    def __call__(self, block_id: int) -> PrefixKey:
-        """The key of a block."""
-        key = self._known.get(block_id)
-        if key is None:
-            key = PrefixKey(keyed_hash(self.root, block_id.to_bytes(8, "little")))
-            self._known[block_id] = key
-        return key
 
 
 class StreamBuilder:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.workload.requests import ROOT, BlockKeys, Request, StreamBuilder
+from simulations.workload.requests import ROOT, Request, StreamBuilder
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=12)
 
@@ -78,10 +78,3 @@ def test_a_segment_leaves_a_place_that_is_there(parent: int, begin: int) -> None
     builder.open_segment()
     with pytest.raises(ValueError, match="expected a place"):
         builder.open_segment(parent, begin)
-
-
-def test_a_block_has_one_key_and_another_under_another_root() -> None:
-    keys, others = BlockKeys(bytes(32)), BlockKeys(bytes([1]) * 32)
-    assert keys(5) == keys(5)
-    assert len({keys(5), keys(6), others(5)}) == 3
-    assert len(keys(5)) == 32
