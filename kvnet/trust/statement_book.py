@@ -121,6 +121,7 @@ class StatementBook:
     def __init__(self) -> None:
         self._places: dict[PlaceKey, _Place] = {}
         self._by_hash: dict[bytes, _Place] = {}
+        self._revocations: dict[bytes, dict[PlaceKey, _Place]] = {}
         self._counts: Counter[tuple[NamespaceId, bytes]] = Counter()
         self._notes: Counter[tuple[NamespaceId, bytes]] = Counter()
         self._in_namespace: Counter[NamespaceId] = Counter()
@@ -230,14 +231,9 @@ class StatementBook:
 
     def revocations(self, signer: bytes, namespace: NamespaceId | None = None) -> int:
         """The sequence of a signer's latest revocation, in one namespace or in any; 0 for none."""
+        places = self._revocations.get(signer, {}).values()
         return max(
-            (
-                place.sequence
-                for (by, kind, _), place in self._places.items()
-                if by == signer
-                and kind is StatementType.REVOCATION
-                and (namespace is None or namespace in place.scopes)
-            ),
+            (place.sequence for place in places if namespace is None or namespace in place.scopes),
             default=0,
         )
 
@@ -278,11 +274,15 @@ class StatementBook:
     def _put(self, key: PlaceKey, place: _Place) -> None:
         self._places[key] = place
         self._by_hash[place.hash] = place
+        if key[1] is StatementType.REVOCATION:
+            self._revocations.setdefault(key[0], {})[key] = place
         self._count(key, place.scopes, 1)
 
     def _remove(self, key: PlaceKey) -> None:
         place = self._places.pop(key)
         self._by_hash.pop(place.hash, None)
+        if key[1] is StatementType.REVOCATION:
+            self._revocations[key[0]].pop(key)
         self._count(key, place.scopes, -1)
 
     def _count(self, key: PlaceKey, scopes: Iterable[NamespaceId], by: int) -> None:
