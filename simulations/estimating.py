@@ -75,7 +75,9 @@ def scenario_of(
             "kv_bytes_per_token": measured.kv_bytes_per_token,
         }
     path = find(trace)
-    stretched = f", at {1 / stretch:.2g} times its pace" if stretch not in {0.0, 1.0} else ""
+    stretched = ""
+    if stretch not in {0.0, 1.0}:
+        stretched = f", {stretch:.3g} times as slow" if stretch > 1 else f", {1 / stretch:.3g} times as fast"
     workload = {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch or 1.0}
     scenario = parse(
         {
