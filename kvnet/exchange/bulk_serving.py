@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -21,6 +21,8 @@ from kvnet.protocol.serve import RefuseChunks, SendChunks
 from kvnet.store.interface import ChunkLocation, Store
 
 T = TypeVar("T")
+
+_TAKES_HINTS: Final = hasattr(os, "posix_fadvise")
 
 
 class StoreSource:
@@ -48,9 +50,9 @@ class StoreSource:
         try:
             yield from self._chunks(peer, request, plan, room, counted)
         finally:
-            # When the loop is over, nobody counts any more.
+            # Nobody waits for this; and when the loop is over, nobody counts any more.
             with suppress(trio.RunFinishedError):
-                self._on_loop(self._server.end_chunks, peer, counted)
+                self._token.run_sync_soon(self._server.end_chunks, peer, counted)
 
     def _chunks(self, peer: PeerId, request: GetChunks, plan: SendChunks, room: Room, counted: Counter[str]) -> Answers:
         with _Packs() as packs:
@@ -58,6 +60,7 @@ class StoreSource:
             places = self._places(plan, packs)
             coming = iter(places.values())
             next(coming, None)
+            limits_rate = self._server.limits_rate
             for index in request.indices:
                 data = None
                 # Read from this thread: a set is replaced as a whole, never changed.
@@ -68,7 +71,7 @@ class StoreSource:
                     yield ChunkRefused(index=index, reason=RefusalReason.NOT_HELD)
                     continue
                 spread_s = 0.0
-                if self._server.limits_rate:
+                if limits_rate:
                     spread_s = self._on_loop(self._server.delay_s, peer, len(data), request.purpose)
                 yield HeldChunk(index, data, spread_s)
                 counted["chunks_served"] += 1
@@ -148,6 +151,6 @@ class _Packs:
     @staticmethod
     def expect(place: _Place | None) -> None:
         """These bytes are read next: the disk may begin, where the system takes such hints."""
-        if place is not None and hasattr(os, "posix_fadvise"):
+        if place is not None and _TAKES_HINTS:
             with suppress(OSError):
                 os.posix_fadvise(place.handle, place.offset, place.length_bytes, os.POSIX_FADV_WILLNEED)

@@ -22,9 +22,6 @@ from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.bulk.buffered import BufferedTls
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, frame_length
 
-SEND_PIECE_BYTES: Final = 1024 * 1024
-"""Bytes of one call into OpenSSL; it makes records of 16 KiB of them without coming back to Python."""
-
 MANY_BYTES: Final = 128 * 1024
 """Bytes worth waking for while a chunk arrives."""
 
@@ -149,13 +146,13 @@ class Link:
         return bytes(body)
 
     def send_some(self, view: memoryview) -> int:
-        """Send a part of `view`, at most `SEND_PIECE_BYTES`; 0: not now, and then the same bytes must come again.
+        """Send a part of `view`; 0: not now, and then the same bytes must come again.
 
         Raises:
             NetworkError: the connection broke.
         """
         try:
-            return self._socket.send(view[:SEND_PIECE_BYTES])
+            return self._socket.send(view)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError, BlockingIOError):
             return 0
         except OSError as error:
