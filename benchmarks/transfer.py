@@ -23,7 +23,7 @@ import trio
 from benchmarks import torrent
 from benchmarks.report import Rate, machine, print_rates
 from benchmarks.synthetic import BLOCK_BYTES, identity, make_artifact
-from benchmarks.transfer_bare import PIECE_BYTES, WARMING_S, processor_s, receive_bare, warm_memory, write_only
+from benchmarks.transfer_bare import CORRECTIONS_S, PIECE_BYTES, processor_s, receive_bare, warm_memory, write_only
 from benchmarks.transfer_peers import QUIET, scratch, serving
 from benchmarks.transfer_swarm import N_PROVIDERS, Swarm
 from kvnet.exchange.chunk_fetch import ChunkFetch
@@ -63,22 +63,20 @@ class Measured:
 
     async def run(self, row: Row, size_bytes: int) -> None:
         """One round."""
-        here, there, warming = time.process_time(), processor_s(self.pids), sum(WARMING_S)
+        here, there, corrected = time.process_time(), processor_s(self.pids), sum(CORRECTIONS_S)
         self.bytes_per_s.append(await row())
         gb = size_bytes / 1e9
-        self.here_s_per_gb.append((time.process_time() - here - sum(WARMING_S) + warming) / gb)
+        self.here_s_per_gb.append((time.process_time() - here - sum(CORRECTIONS_S) + corrected) / gb)
         self.there_s_per_gb.append((processor_s(self.pids) - there) / gb)
 
 
 def leech(directory: Path, port: int, size_bytes: int) -> float:
     """libtorrent, to disk."""
-    target = directory / "leeched"
-    target.mkdir()
     warm_memory(directory, size_bytes)
-    begun = time.perf_counter()
-    torrent.leech(directory / "data.torrent", target, port)
-    seconds = time.perf_counter() - begun
-    shutil.rmtree(target)
+    with serving("leech", str(directory), str(port)) as leecher:
+        seconds, processor = map(float, leecher.ready.split())
+    CORRECTIONS_S.append(-processor)
+    shutil.rmtree(directory / "leeched", ignore_errors=True)
     return size_bytes / seconds
 
 

@@ -35,8 +35,9 @@ class _File:
         os.close(self._handle)
 
 
-WARMING_S: list[float] = []
-"""Processor time that went into warming memory, each time: no row's own."""
+CORRECTIONS_S: list[float] = []
+"""Processor time to take off what this process spent for a row: warming memory is no row's own. What a child spent for
+the row is negative."""
 
 
 def warm_memory(directory: Path, size_bytes: int) -> None:
@@ -53,7 +54,7 @@ def warm_memory(directory: Path, size_bytes: int) -> None:
         os.pwrite(handle, piece, number * PIECE_BYTES)
     os.close(handle)
     path.unlink()
-    WARMING_S.append(time.thread_time() - begun)
+    CORRECTIONS_S.append(time.thread_time() - begun)
 
 
 def _receive(connection: socket.socket, size_bytes: int, *, hashed: bool, file: _File | None) -> None:

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +126,21 @@ def serve_torrent(directory: str) -> None:
     threading.Event().wait()
 
 
+def leech_torrent(directory: str, port: str) -> None:
+    """Leech it once and print the seconds and the processor time that took.
+
+    Not in the process that fetches: what libtorrent keeps in memory is no node's.
+    """
+    from benchmarks.torrent import leech
+
+    target = Path(directory) / "leeched"
+    target.mkdir()
+    begun, spent = time.perf_counter(), time.process_time()
+    leech(Path(directory) / "data.torrent", target, int(port))
+    print(time.perf_counter() - begun, time.process_time() - spent, flush=True)
+    shutil.rmtree(target)
+
+
 def main(kind: str, argument: str, *more: str) -> None:
     """Serve until killed."""
     match kind:
@@ -137,6 +154,8 @@ def main(kind: str, argument: str, *more: str) -> None:
             trio.run(serve_node, argument, *map(float, more))
         case "torrent":
             serve_torrent(argument)
+        case "leech":
+            leech_torrent(argument, *more)
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
