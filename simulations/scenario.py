@@ -63,7 +63,8 @@ class Machines(_Table, frozen=True, kw_only=True):
         link: what joins it to its site, as the world's table of links has it.
         ram_gb: memory in which live K/V state may stay, in GB of 10^9 bytes; what a model leaves free.
         disk_gb: the store's quota in GB.
-        ssd_write_gb_a_day: what the node may write of its own accord in a day, in GB; 0 for no limit.
+        ssd_write_gb_a_day: what the node may write of its own accord in a day, in GB; 0 for no limit. The default is
+            the node's own, as that of `disk_gb` is.
         site: machines of one site reach each other over their links, others through the sites' uplinks as well.
         laptop: whether it sleeps as `churn` says.
         measured: on the machine itself, instead of what the tables say of the chip and the model.
@@ -74,7 +75,7 @@ class Machines(_Table, frozen=True, kw_only=True):
     link: Name
     ram_gb: Rate = 4.0
     disk_gb: Rate = 50.0
-    ssd_write_gb_a_day: Rate = 50.0
+    ssd_write_gb_a_day: Rate = 20.0
     site: Name = "home"
     laptop: bool = False
     measured: Measured | None = None
