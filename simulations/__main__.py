@@ -12,7 +12,8 @@ def main() -> int:
 
         return run(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\n")
+        record = '{"type":"error","code":"interrupted","exit_code":130,"message":"interrupted","hint":""}'
+        sys.stderr.write((record if "--json" in sys.argv else "error: interrupted") + "\n")
         return INTERRUPTED
 
 
