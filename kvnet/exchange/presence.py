@@ -37,7 +37,8 @@ class Presences:
         self._node = node
         self._own = PresenceState.SERVING
         self._changed = trio.Event()
-        self._states: dict[PeerId, PresenceState] = {}
+        # By session: two peers that dial each other have two for a while, and one ending takes nothing from the other.
+        self._states: dict[PeerSession, PresenceState] = {}
         node.offer_capability(Capability.PRESENCE)
         node.answer_with(Presence, self._answer)
         node.greet_with(self._greet)
@@ -50,7 +51,8 @@ class Presences:
 
     def of(self, peer: PeerId) -> PresenceState:
         """How a peer said it is; serving when it has not said."""
-        return self._states.get(peer, PresenceState.SERVING)
+        said = [state for session, state in self._states.items() if session.peer == peer]
+        return said[-1] if said else PresenceState.SERVING
 
     def askable(self, peer: PeerId) -> bool:
         """Whether asking a peer has any point."""
@@ -79,13 +81,15 @@ class Presences:
         except ValueError:
             # A state that this build does not know is in any case not the ordinary one.
             state = PresenceState.PAUSED
-        self._states[session.peer] = state
+        self._states.pop(session, None)
+        self._states[session] = state
         return Told(request_id=request.request_id)
 
     async def _greet(self, session: PeerSession) -> None:
         """Tell a peer whenever this node is otherwise than it was told; what it said itself ends with the session."""
-        # Whoever comes back has left no longer.
-        self._states.pop(session.peer, None)
+        # Whoever comes back has left no longer, even where the old session has not ended yet.
+        for earlier in [each for each in self._states if each is not session and each.peer == session.peer]:
+            del self._states[earlier]
         told = PresenceState.SERVING
         try:
             while True:
@@ -95,7 +99,7 @@ class Presences:
                     await self._tell(session, told)
                 await changed.wait()
         finally:
-            self._states.pop(session.peer, None)
+            self._states.pop(session, None)
 
     async def _tell(self, session: PeerSession, state: PresenceState) -> None:
         try:

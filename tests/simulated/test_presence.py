@@ -87,6 +87,22 @@ async def test_a_node_that_leaves_says_so_before_it_goes(autojump_clock: MockClo
     assert ours.askable(b.network.peer_id)
 
 
+async def test_of_two_sessions_with_a_paused_peer_one_may_end(autojump_clock: MockClock, start: StartNode) -> None:
+    a, ours, b, theirs = await pair(start)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.exchange.connect, b.network.address)
+        nursery.start_soon(b.exchange.connect, a.network.address)
+    await trio.sleep(1.0)
+    sessions = list(a.exchange._by_id.values())
+    assert len(sessions) == 2
+    pause(b, theirs, paused=True)
+    await trio.sleep(0.1)
+    for session in sessions:
+        assert ours.of(b.network.peer_id) is PresenceState.PAUSED
+        session.close()
+        await trio.sleep(0.5)
+
+
 async def test_nobody_waits_for_a_peer_that_does_not_hear_that_this_node_leaves(
     autojump_clock: MockClock, start: StartNode, world: World
 ) -> None:
