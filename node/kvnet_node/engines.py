@@ -155,6 +155,10 @@ class EngineShelf:
         """The engines of the models in memory."""
         return [loaded.engine for loaded in self._loaded.values()]
 
+    def in_memory(self) -> list[tuple[ModelEntry, Engine]]:
+        """The models in memory, with their engines."""
+        return [(each.entry, each.engine) for each in self._loaded.values()]
+
     def at_rest(self, seconds: float) -> list[tuple[ModelEntry, Engine]]:
         """The models in memory that nobody has used for so many seconds, with their engines."""
         since = trio.current_time() - seconds

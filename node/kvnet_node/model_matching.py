@@ -105,6 +105,7 @@ class ModelMatching:
 
     async def _make(self) -> None:
         while True:
+            await self._note()
             for entry, engine in self._engines.at_rest(REST_S) if self.exchange.unasked() else ():
                 if trio.current_time() < self._failed_s.get(str(entry.path), float("-inf")) + RETRY_S:
                     continue
@@ -114,6 +115,18 @@ class ModelMatching:
                     self._failed_s[str(entry.path)] = trio.current_time()
                     _log.info("no sample made", model=entry.name, reason=str(error))
             await trio.sleep(LOOK_S)
+
+    async def _note(self) -> None:
+        """Know every model that is in memory, in use or not."""
+        for entry, engine in self._engines.in_memory():
+            info, own = engine.info, self.book.own(entry.path)
+            if own is not None and (own.here.fingerprint, own.here.producer) == (info.fingerprint, info.producer):
+                continue
+            try:
+                if await self._lane.run(self.book.note, entry, info):
+                    self.exchange.changed()
+            except OSError as error:
+                _log.info("a model is not known", model=entry.name, reason=error.strerror)
 
     async def _sample(self, entry: ModelEntry, engine: Engine) -> None:
         """Know a model that is in memory, and have its sample.

@@ -94,6 +94,8 @@ async def test_a_sample_is_made_of_a_model_at_rest_and_not_of_one_in_use(
     async with matched.shelf.use_entry(model):
         await trio.sleep(10 * REST_S)
         assert matched.engines.made == 0
+        # That it is here is told all the same.
+        assert [own.here.name for own in matched.matching.book.models()] == [model.name]
     await trio.sleep(REST_S / 2)
     assert matched.engines.made == 0
     await trio.sleep(2 * REST_S)
