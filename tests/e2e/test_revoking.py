@@ -1,7 +1,7 @@
 """Taking back what was signed: artifacts and keys, with a node running and without."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,6 @@ pytestmark = pytest.mark.e2e
 
 PATIENCE_S = 30.0
 TEAM = Namespace("team", bytes([11]) * 32, bytes([12]) * 32)
-
-
-@pytest.fixture
-def third(tmp_path: Path) -> Iterator[Kvnet]:
-    runner = Kvnet(tmp_path / "third")
-    yield runner
-    runner.end()
 
 
 def signed_here(kvnet: Kvnet, tokens: range, *, namespace: Namespace | None = None) -> str:
@@ -130,35 +123,26 @@ def test_what_is_not_ones_own_or_not_known_is_not_revoked(kvnet: Kvnet, tmp_path
 
 
 @pytest.mark.loopback
-def test_machines_awake_and_asleep_honour_a_revocation_and_follow_a_rotated_key(
-    kvnet: Kvnet, other: Kvnet, third: Kvnet
-) -> None:
+def test_a_machine_that_slept_honours_a_revocation_and_follows_a_rotated_key(kvnet: Kvnet, other: Kvnet) -> None:
     bad = signed_here(kvnet, range(600))
     kvnet.start()
-    for node, name in ((other, "bob"), (third, "cat")):
-        node.start()
-        node.json("join", invited(kvnet, "--device"), "--name", name)
-        assert fetched(node, bad)["complete"] is True
-    third.json("node", "stop")
+    other.start()
+    other.json("join", invited(kvnet, "--device"), "--name", "bob")
+    assert fetched(other, bad)["complete"] is True
+    other.json("node", "stop")
     revoked = kvnet.json("revoke", bad, "--yes")
-    assert (revoked["told"], revoked["done"]) == (1, True)
+    assert (revoked["told"], revoked["done"]) == (0, True)
+    other.start()
     assert shown(other, bad, lambda seen: seen["revoked"])["revoked"] is True
     rotated = kvnet.json("key", "rotate")
     assert rotated["told"] == 1
     assert identity_of(kvnet).publisher() == rotated["publisher"] != rotated["old"]
-    kvnet.json("node", "stop")
-    # Whoever slept hears of it from another than the one who said it.
-    third.start()
-    assert shown(third, bad, lambda seen: seen["revoked"])["revoked"] is True
-    late = signed_here(kvnet, range(2000, 2600))
-    kvnet.start()
-    assert fetched(third, late)["complete"] is True
-    # The old key gave way before: what it signed stayed good until now.
     result = kvnet.json("revoke", rotated["old"], "--yes")
     assert (result["kind"], result["targets"]) == ("publisher", [rotated["old"]])
-    assert shown(third, bad, lambda seen: "key that is revoked" in seen["verdict"])["revoked"] is True
+    assert shown(other, bad, lambda seen: "key that is revoked" in seen["verdict"])["revoked"] is True
     states = {key["publisher"]: key["state"] for key in kvnet.json("key", "list")["keys"]}
     assert states == {rotated["old"]: "revoked", rotated["publisher"]: ""}
-    third.json("node", "stop")
-    assert third.json("show", bad)["revoked"] is True
-    assert third.json("show", late)["verdict"] == "accepted"
+    kvnet.json("node", "stop")
+    late = signed_here(kvnet, range(2000, 2600))
+    kvnet.start()
+    assert fetched(other, late)["complete"] is True, "the new key is believed where the old one was"
