@@ -248,7 +248,7 @@ class FetchMachine:
             waiting = (peer for peer in self._peers.values() if self._may_start(peer) and self._wanted_of(peer))
             deadlines += [peer.not_before for peer in waiting]
         late_s = self._service.late_s
-        if late_s is not None and len(busy) < len(self._active):
+        if late_s is not None and any(not active.outstanding for active in self._active.values()):
             # Somebody has nothing to do: as soon as something is late elsewhere, it is taken over.
             asked = [one.asked_s for active in busy for index, one in active.outstanding.items() if self._single(index)]
             if asked:

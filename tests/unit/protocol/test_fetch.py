@@ -311,6 +311,21 @@ def test_time_in_which_we_do_not_read_is_not_held_against_the_peer() -> None:
     assert machine.next_deadline() is not None
 
 
+def test_late_chunk_wakes_nobody_again_and_again_while_another_peer_is_paused() -> None:
+    chunks = make_chunks(8)
+    limits = FetchLimits(min_rate_bytes_s=1.0, active_peers=2)
+    machine = FetchMachine(entries_of(chunks), range(8), [peer("a"), peer("b")], limits=limits)
+    machine.start(0.0)
+    machine.chunk_arrived(peer("a"), 0, chunks[0], 0.1)
+    machine.paused(peer("a"))
+    # What b was asked for is late by now, and a, which has more to do, is only not read from.
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    assert deadline > 1.0
+    assert machine.on_time(1.0) == []
+    assert machine.next_deadline() == deadline
+
+
 def test_pause_ends_with_the_attempt_in_which_it_began() -> None:
     chunks = make_chunks(3)
     machine = FetchMachine(entries_of(chunks), range(3), [peer("a")], limits=LIMITS)
