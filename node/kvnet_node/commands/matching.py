@@ -33,12 +33,12 @@ def render_match(result: MatchResult) -> str:
         if model.unknown:
             rows.append((escape(model.name), "", "not compared", escape(model.unknown)))
         elif not model.peers:
-            rows.append((escape(model.name), "", "only here", ""))
+            rows.append((escape(model.name), "", "told by nobody yet" if result.silent else "only here", ""))
         rows += [
             (escape(model.name), f"…{each.peer[-_SHORT:]}", verdict_words(each.model), reason_words(each.model))
             for each in model.peers
         ]
-    table = columns(rows, ("MODEL", "PEER", "STATE OF THE PEER'S", "WHY")) if rows else ""
+    table = columns(rows, ("MODEL", "PEER", "THE PEER'S STATE IS", "WHY")) if rows else ""
     steps = advice(each.model for model in result.models for each in model.peers)
     return "\n\n".join(part for part in (table, steps) if part)
 
@@ -100,6 +100,6 @@ def render_peer_models(result: PeersResult) -> str:
         if entry.member and not entry.models:
             why = "none was loaded there yet" if entry.tells_models else "it does not tell"
             rows.append((short, "", "", why))
-    table = columns(rows, ("PEER", "MODEL", "STATE OF THE PEER'S", "WHY")) if rows else ""
+    table = columns(rows, ("PEER", "MODEL", "THE PEER'S STATE IS", "WHY")) if rows else ""
     steps = advice(each for entry in result.peers for each in entry.models)
     return "\n\n".join(part for part in (table, steps) if part)

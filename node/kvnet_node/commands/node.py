@@ -156,7 +156,7 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
     context.output.result(result, render)
     if not result.peers:
         context.output.message("no peers connected: kvnet node start --bootstrap ADDRESS")
-    if result.discovery and not result.neighbours:
+    if result.discovery and not result.neighbours and not models:
         context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")
 
 

@@ -65,6 +65,7 @@ def test_each_model_stands_with_each_peer_and_what_to_do_stands_once() -> None:
     assert "only here" in shown
     assert "layer 3 is a ring" in shown
     assert render_match(MatchResult([])) == ""
+    assert "told by nobody yet" in render_match(MatchResult([MatchedModel("Alone")], silent=[PEER], members=1))
 
 
 def test_a_peers_models_stand_with_their_names_here_and_nothing_it_sends_reaches_the_terminal_as_it_is() -> None:
