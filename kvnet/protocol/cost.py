@@ -57,7 +57,9 @@ class PrefillSpeed:
 
     def seconds(self, first_token: int, end_token: int) -> float:
         """Seconds of prefilling tokens `first_token` up to `end_token`, the state before them being there."""
-        return self._until(end_token) - self._until(first_token) if end_token > first_token else 0.0
+        if end_token <= first_token:
+            return 0.0
+        return self._until(end_token) - (self._until(first_token) if first_token else 0.0)
 
     def _until(self, end_token: int) -> float:
         """Seconds of all tokens before one."""

@@ -71,8 +71,9 @@ class Directory:
             if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
                 break
             holders = self._holders.get(segment)
-            if holders:
-                heard = self._of_segment(node, job, segment, end, [n for n in holders if n in members], now_s)
+            # As a rule a conversation's own end is held by this node alone.
+            if holders and (near := [n for n in holders if n in members]):
+                heard = self._of_segment(node, job, segment, end, near, now_s)
                 asked += heard.asked
                 silent |= heard.silent
                 if heard.offered is not None:
@@ -100,7 +101,7 @@ class Directory:
             if end // BLOCK_TOKENS * BLOCK_TOKENS <= job.held_tokens:
                 return None
             holders = self._holders.get(segment)
-            if not holders:
+            if not holders or (len(holders) == 1 and node.number in holders):
                 continue
             named = self._named(holders, [depth for depth in depths if begin < depth <= end])
             found = [n for n in named if n not in members and n != node.number][: MAX_DIALS - dialled]

@@ -5,7 +5,6 @@ of its flows settles those, and so on with what is left. Only flows that are con
 spans, are looked at again.
 """
 
-import math
 from collections.abc import Iterable
 
 
@@ -15,13 +14,16 @@ class Span:
     Attributes:
         bytes_s: what it carries.
         flows: those that run over it.
+        left, count: while it is shared: what is not given away yet, and to how many flows it will be.
     """
 
-    __slots__ = ("bytes_s", "flows")
+    __slots__ = ("bytes_s", "count", "flows", "left")
 
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s
         self.flows: dict[Flow, None] = {}
+        self.left = bytes_s
+        self.count = 0
 
 
 class Flow:
@@ -78,22 +80,26 @@ def share(flows: list[Flow]) -> None:
         flow = flows[0]
         flow.bytes_s = min(span.bytes_s for span in flow.spans)
         return
-    left: dict[Span, float] = {}
-    count: dict[Span, int] = {}
+    spans = list(dict.fromkeys(span for flow in flows for span in flow.spans))
+    for span in spans:
+        span.left, span.count = span.bytes_s, len(span.flows)
     for flow in flows:
-        for span in flow.spans:
-            left.setdefault(span, span.bytes_s)
-            count[span] = count.get(span, 0) + 1
-    unsettled = dict.fromkeys(flows)
-    while unsettled:
-        narrowest, least = None, math.inf
-        for span, n_flows in count.items():
-            if n_flows and left[span] / n_flows < least:
-                narrowest, least = span, left[span] / n_flows
-        assert narrowest is not None  # noqa: S101 - every unsettled flow counts on its spans
-        for flow in [each for each in narrowest.flows if each in unsettled]:
-            del unsettled[flow]
-            flow.bytes_s = least
-            for span in flow.spans:
-                left[span] = max(0.0, left[span] - least)
-                count[span] -= 1
+        flow.bytes_s = UNSETTLED
+    while spans:
+        narrowest = min(spans, key=_for_each)
+        least = _for_each(narrowest)
+        for flow in narrowest.flows:
+            if flow.bytes_s < 0:
+                flow.bytes_s = least
+                for span in flow.spans:
+                    span.left -= least
+                    span.count -= 1
+        spans = [span for span in spans if span.count]
+
+
+UNSETTLED = -1.0
+
+
+def _for_each(span: Span) -> float:
+    """What a span has left for each flow that is not settled; never below 0 by rounding."""
+    return max(0.0, span.left) / span.count
