@@ -1,5 +1,6 @@
 """Machines and colleagues that find each other by invitations alone."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,11 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
     for node in (kvnet, third):
         node.start()
     assert fetched(third, late)["complete"] is True
+    third.json("node", "stop")
+    gone = kvnet("rm", late, "--everywhere")
+    assert gone.code == 0, gone.stderr
+    assert re.search(r"removed from .*bob", gone.stdout)
+    assert re.search(r"asleep, .*: .*cat", gone.stdout)
 
 
 def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, other: Kvnet) -> None:

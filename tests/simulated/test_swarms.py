@@ -354,6 +354,23 @@ async def test_guest_let_in_by_somebody_who_slept_through_a_removal_gets_the_new
     assert len(secrets) == 1
 
 
+async def test_what_a_member_signs_with_a_new_key_is_believed_and_goes_with_its_machine(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    old = b.publisher
+    b.identity.new_key()
+    await b.memberships.rekeyer.follow()
+    await met(a, b)
+    artifact = await share_new(b)
+    assert (await a.node.fetch(artifact)).record.manifest.publisher == b.publisher != old
+    _, gone = await a.memberships.remove("team", "b")
+    assert {each.publisher for each in gone} == {old, b.publisher}
+    assert a.members() == {"a"}
+
+
 async def test_eight_members_in_a_chain_of_invitations_all_find_what_the_first_shares(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

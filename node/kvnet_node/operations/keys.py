@@ -14,8 +14,11 @@ from kvnet_node.operations.requests import (
 
 async def new(context: OperationContext, request: KeyRequest) -> KeyResult:  # noqa: ARG001
     """Make a new signing key."""
-    identity = context.services.identity
-    return KeyResult(identity.new_key(), context.services.peer_text)
+    services = context.services
+    made = services.identity.new_key()
+    # Where an earlier key of this node is a member, the new one becomes one by its word.
+    await services.memberships.rekeyer.follow()
+    return KeyResult(made, services.peer_text)
 
 
 async def show(context: OperationContext, request: KeyRequest) -> KeyResult:  # noqa: ARG001
