@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from kvnet.errors import KvnetError, MalformedError
+from kvnet.errors import CompatibilityError, KvnetError, MalformedError, PeerRefusedError
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.measured import Finding, Measurements
 from kvnet.exchange.node import ExchangeNode
@@ -246,7 +246,11 @@ class ModelExchange:
             theirs = _model_of(entry)
             mine, match = _most_alike(ours, theirs)
             if mine is not None and match is not None and match.relation is Relation.SAME:
-                match = await self._measure(session, slot, mine, theirs, entry.sample) or match
+                try:
+                    match = await self._measure(session, slot, mine, theirs, entry.sample) or match
+                except (CompatibilityError, MalformedError, PeerRefusedError) as error:
+                    # One sample that is refused or wrong hides no other model.
+                    _log.debug("a sample is not compared: %s", error)
             found.append(PeerModel(theirs, mine.here.name if mine is not None else "", match))
         known.models = found
         return list(found)

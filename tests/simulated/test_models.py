@@ -256,5 +256,22 @@ async def test_a_sample_by_another_producer_than_told_counts_for_nothing(
 ) -> None:
     honest = await model(error=0.5)
     lie = OwnModel(replace(honest.here, producer=NEWER), honest.sample, honest.digest)
-    a, _, _ = await two(start, [await model()], [lie])
-    assert a.identity.numerics.all() == []
+    other = await model("second", error=0.5)
+    a, b, models = await two(start, [await model(), await model("second")], [lie, other])
+    # It hides no other model.
+    (found,) = a.identity.numerics.all()
+    assert found.fingerprint == toy_fingerprint("second").hash
+    named, measured = models.of(b.network.peer_id)
+    assert named.match is not None
+    assert (named.match.verdict, named.match.measured) == (Verdict.TOLERANT, None)
+    assert measured.match is not None
+    assert measured.match.verdict is Verdict.INCOMPATIBLE
+
+
+async def test_a_sample_that_is_not_given_hides_no_other_model(autojump_clock: MockClock, start: StartNode) -> None:
+    kept = await model()
+    withheld = OwnModel(kept.here, b"", kept.digest)
+    swapped = OwnModel((await model("third")).here, kept.sample, kept.digest)
+    theirs = [withheld, swapped, await model("second", error=0.5)]
+    a, _, _ = await two(start, [await model(), await model("third"), await model("second")], theirs)
+    assert [each.fingerprint for each in a.identity.numerics.all()] == [toy_fingerprint("second").hash]
