@@ -9,7 +9,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import trio
@@ -25,6 +25,9 @@ GOAL = 3.0
 """A lookup takes at most so many echoes."""
 
 DEADLINE_S = 3.0
+MESH_S = 120.0
+"""Seconds that 20 nodes may take to connect each to each: about 30 s of processor time."""
+
 N_UNKNOWN = 5
 """Prompts that nobody has anything of: those cost DHT queries."""
 
@@ -108,12 +111,14 @@ async def measure(n_nodes: int, n_prompts: int, *, artifacts_each: int = 8, seed
 
 
 async def _swarm(stack: AsyncExitStack, n_nodes: int) -> list[Member]:
-    """Nodes of which each has a session with each; they find each other through the first."""
+    """Nodes that find each other through the first, which has a session with each; the others get as far as they do."""
     first = await stack.enter_async_context(running())
     bootstrap = first.node.addresses()
     members = [first]
     members += [await stack.enter_async_context(running(bootstrap=bootstrap)) for _ in range(n_nodes - 1)]
-    await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), 400.0)
+    await until(lambda: len(first.node.sessions()) >= n_nodes - 1, 300.0)
+    with suppress(trio.TooSlowError):
+        await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), MESH_S)
     return members
 
 

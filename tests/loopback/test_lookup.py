@@ -18,7 +18,7 @@ def check(measured: Measured, n_prompts: int) -> None:
 
 
 async def test_eight_nodes_find_the_longest_prefix_with_about_one_query() -> None:
-    check(await measure(8, 60), 60)
+    check(await measure(8, 40), 40)
 
 
 @pytest.mark.nightly
