@@ -1,19 +1,28 @@
 """Machines and colleagues that find each other by invitations alone."""
 
+import os
+import pty
 import re
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.store.disk import DiskStore
+from kvnet.trust.invitation import invitation_text
+from kvnet.trust.statements import sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import prepare_data_dir
 from tests.e2e.conftest import Kvnet
 from tests.e2e.test_fetching import NARROW
 from tests.unit.store.samples import publish, sample
+from tests.unit.trust.members import key
+from tests.unit.trust.test_invitation import BODY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
@@ -138,3 +147,21 @@ def test_what_cannot_be_is_refused_with_the_next_step(
     ran = kvnet(*arguments)
     assert (ran.code, ran.stdout) == (code, "")
     assert words in ran.stderr
+
+
+def test_at_a_terminal_nobody_shares_everything_without_saying_yes(kvnet: Kvnet) -> None:
+    text = invitation_text(sign_statement(msgspec.structs.replace(BODY, role="device"), key("b")))
+    terminal, inside = pty.openpty()
+    command = [kvnet.command, "--data-dir", kvnet.data_dir, "join", text]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=kvnet.environment)
+    os.close(inside)
+    said, answered = b"", False
+    with suppress(OSError):  # the terminal is gone with the process
+        while part := os.read(terminal, 4096):
+            said += part
+            if b"Type yes:" in said and not answered:
+                answered = os.write(terminal, b"no\n") > 0
+    os.close(terminal)
+    assert process.wait(timeout=20) == 2
+    assert b"conversations too" in said
+    assert b"not joined" in said

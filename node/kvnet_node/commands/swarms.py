@@ -12,6 +12,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet.errors import UsageError
+from kvnet.trust.invitation import parse_invitation_text
+from kvnet.trust.keys import publisher_text
 from kvnet_node.invocation import Context, Invocation, positive
 from kvnet_node.operations.requests import (
     InviteRequest,
@@ -113,6 +115,7 @@ def join(
     as_: Annotated[str, Parameter(name="--as")] = "",
     name: str = "",
     keep_old: bool = False,
+    yes: bool = False,
     context: Context,
 ) -> None:
     """Join with an invitation, for good: both sides believe each other from then on, after restarts too.
@@ -122,13 +125,29 @@ def join(
         as_: what to call the swarm on this machine.
         name: what the others call this machine; by default the first part of its host name.
         keep_old: keep the namespace that was mine, for the artifacts in it.
+        yes: do not ask whether this machine is to share everything, as one of the inviter's own does.
     """
     if invitation == "-":
         invitation = _pasted(context) if sys.stdin.isatty() else sys.stdin.readline(MAX_INVITATION_CHARACTERS)
+    if not yes and sys.stdin.isatty():
+        _confirm_device(context, invitation)
     request = JoinRequest(invitation, as_, name or machine_label(), keep_old)
     result = context.run("join", request, JoinResult)
     context.output.result(result, lambda _: "")
     context.output.message(_joined_text(result))
+
+
+def _confirm_device(context: Invocation, text: str) -> None:
+    """All invitations look alike: nobody is to share every conversation by taking one for that of a swarm."""
+    signed, invitation = parse_invitation_text(text)
+    if invitation.role != "device":
+        return
+    context.output.warning(
+        f"this invitation makes this machine one of those of {publisher_text(signed.signer)}: they share everything in "
+        "mine from then on, conversations too. Are they all yours? Type yes:"
+    )
+    if sys.stdin.readline().strip() != "yes":
+        raise UsageError("not joined: the answer was not yes", hint="for a swarm, ask for an invitation of --colleague")
 
 
 def _pasted(context: Invocation) -> str:
