@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_with_the_next_step(
 def test_at_a_terminal_nobody_shares_everything_without_saying_yes(kvnet: Kvnet) -> None:
     text = invitation_text(sign_statement(msgspec.structs.replace(BODY, role="device"), key("b")))
     terminal, inside = pty.openpty()
-    command = [kvnet.command, "--data-dir", kvnet.data_dir, "join", text]
+    command = [str(kvnet.command), "--data-dir", str(kvnet.data_dir), "join", text]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=kvnet.environment)
     os.close(inside)
     said, answered = b"", False
