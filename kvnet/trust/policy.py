@@ -127,7 +127,7 @@ class TrustPolicy:
             manifest: whose publisher and spans are judged.
         """
         namespace = manifest.namespace
-        revoked = self._revocation(manifest)
+        revoked = self.revocation(manifest)
         if revoked is not None:
             return revoked
         signer = self._refusal_code(manifest.publisher, namespace, signed_s=manifest.created)
@@ -144,19 +144,9 @@ class TrustPolicy:
 
     def may_serve(self, manifest: Manifest) -> bool:
         """May an artifact be handed on to others? Only what is revoked may not: receivers judge for themselves."""
-        return self._revocation(manifest) is None
+        return self.revocation(manifest) is None
 
-    def believes(self, publisher: bytes, namespace: bytes) -> bool:
-        """Whether a publisher is no stranger in a namespace, whatever the name of the policy."""
-        if self.is_revoked(publisher, namespace):
-            return False
-        return publisher in self.own or self._is_trusted(publisher, namespace)
-
-    def is_revoked(self, publisher: bytes, namespace: bytes) -> bool:
-        """Whether a publisher counts for nothing in a namespace."""
-        return publisher in self.revoked or self.standing.is_revoked(publisher, namespace)
-
-    def _revocation(self, manifest: Manifest) -> Refusal | None:
+    def revocation(self, manifest: Manifest) -> Refusal | None:
         """Why an artifact is revoked: its publisher, itself, or one that it took blocks from."""
         namespace, publisher, said = manifest.namespace, manifest.publisher, self.standing
         if self.is_revoked(publisher, namespace):
@@ -171,6 +161,16 @@ class TrustPolicy:
                 text = f"{blocks} come from the artifact {short_text(span.artifact)}, which is revoked"
                 return Refusal(RefusalCode.DERIVED_FROM_REVOKED.value, text, span.publisher)
         return None
+
+    def believes(self, publisher: bytes, namespace: bytes) -> bool:
+        """Whether a publisher is no stranger in a namespace, whatever the name of the policy."""
+        if self.is_revoked(publisher, namespace):
+            return False
+        return publisher in self.own or self._is_trusted(publisher, namespace)
+
+    def is_revoked(self, publisher: bytes, namespace: bytes) -> bool:
+        """Whether a publisher counts for nothing in a namespace."""
+        return publisher in self.revoked or self.standing.is_revoked(publisher, namespace)
 
     def _is_trusted(self, publisher: bytes, namespace: bytes) -> bool:
         return publisher in self.trusted or publisher in self.members.get(namespace, frozenset())

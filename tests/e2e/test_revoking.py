@@ -81,7 +81,7 @@ def shown(kvnet: Kvnet, artifact: str, is_so: Callable[[dict[str, Any]], bool]) 
             return seen
 
 
-def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet) -> None:
+def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet, tmp_path: Path) -> None:
     artifact = signed_here(kvnet, range(600))
     copy = signed_here(kvnet, range(600), namespace=TEAM)
     attest(kvnet, artifact)
@@ -99,6 +99,8 @@ def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet) ->
     own = identity_of(kvnet).publisher()
     assert seen["revocations"] == [f"it, by {own}: made with a broken build"]
     assert seen["attestations"] == [f"{publisher_text(FRIEND.public)} computed the same state"]
+    handed_on = kvnet("--json", "export", artifact, "--output", str(tmp_path / "revoked.kva"))
+    assert (handed_on.code, (tmp_path / "revoked.kva").exists()) == (30, False)
     again = kvnet("--json", "revoke", artifact, "--yes")
     assert again.code == 2
     assert "revoked already" in again.error["message"]

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from kvnet.errors import UsageError
+from kvnet.errors import TrustError, UsageError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.trust.keys import publisher_text
 from kvnet_node.operations import requests as r
@@ -17,6 +17,9 @@ async def export(ctx: OperationContext, request: r.ExportRequest) -> r.ExportRes
     """Write an artifact to a new container file."""
     services = ctx.services
     record = await held_artifact(services, request.target)
+    revoked = services.identity.policy().revocation(record.manifest)
+    if revoked is not None:
+        raise TrustError(f"the artifact is not handed on: {revoked.text}", hint=revoked.hint)
     size_bytes = await services.lane.run(_export, services, record.hash, Path(request.path))
     return r.ExportResult(artifact_text(record.hash), request.path, size_bytes)
 
