@@ -117,14 +117,14 @@ class SafeYamux(Yamux):
     async def answers(self, limit_s: float) -> bool:
         """Whether anything comes from the peer within so many seconds, if only the answer to a ping."""
         asked_at_s = trio.current_time()
+        answered = False
         with trio.move_on_after(limit_s):
             if self._ping_event.is_set() and not await self._ping():
                 return False
-            waiting = self._ping_event
             # A ping that was under way already counts: its answer is on the same line.
-            await waiting.wait()
-            return True
-        return self._buffers.heard_at_s > asked_at_s
+            await self._ping_event.wait()
+            answered = True
+        return answered or self._buffers.heard_at_s > asked_at_s
 
     async def _hears_from_peer(self) -> bool:
         """Wait for the answer to a ping; data counts too, for on a slow link the answer queues up behind it."""
