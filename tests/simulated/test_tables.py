@@ -11,7 +11,7 @@ from kvnet.format.hashes import ArtifactHash, blake3_hash
 from kvnet.format.prefix import block_keys
 from kvnet.network.memory import World
 from kvnet.protocol.provider_pages import PageLimits
-from kvnet.trust.statements import HeldEntry
+from kvnet.trust.statements import HeldEntry, ProviderRecord, Revocation, open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 from tests.simulated.telling import PROMPT, TOKENS, look_up, member, query_of, record_of
 
@@ -294,3 +294,37 @@ async def test_who_serves_nothing_now_is_passed_over_for_the_next_best(
     found = await look_up(c, PROMPT)
     assert [candidate.providers for candidate in found.candidates] == [(b.network.peer_id,)]
     assert found.rounds == 1
+
+
+async def test_a_member_that_does_not_answer_is_dialled_ever_more_rarely(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    c = await member(world, nursery, tmp_path, "c")
+    gone = world.network("gone")
+    assert c.told is not None
+    assert c.tables.shown([record_of(gone.peer_id, [gone.address], [], signer="a")], MINE) == 1
+    await trio.sleep(1000)
+    # After 0, 60, 180, 420 and 900 seconds or so.
+    assert 3 <= c.told.meetings._tried[gone.peer_id].failures <= 6
+    await nursery.start(gone.run)
+    await trio.sleep(1000)
+    assert gone.peer_id in [info.peer for info in c.network.connected()]
+
+
+async def test_that_there_is_a_new_revocation_is_told_with_page_0_at_once(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, c = [await member(world, nursery, tmp_path, name) for name in "ac"]
+    await c.meet(a)
+    await trio.sleep(2)
+    assert a.told is not None
+    said = await a.told.statements.say(
+        lambda sequence, issued: Revocation(
+            sequence=sequence, issued=issued, expires=0, kind="artifact", target=b"\7" * 32, reason="a test"
+        )
+    )
+    await trio.sleep(7)
+    [page] = [open_statement(each).body for each in a.tables.own.envelopes(MINE)]
+    assert isinstance(page, ProviderRecord)
+    assert page.revocations == said.body.sequence
+    assert set(a.tables.own.envelopes(MINE)) < set(c.tables.envelopes(MINE))
