@@ -19,7 +19,7 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.invitation import parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC
-from kvnet.trust.statements import Removal, sign_statement
+from kvnet.trust.statements import Membership, Removal, sign_statement
 from kvnet_node.membership import reach
 from tests.simulated.members import Member, start_member
 from tests.simulated.nodes import NOW_S, wall_s
@@ -299,6 +299,26 @@ async def test_removed_member_gets_nothing_new_and_sleeping_ones_follow_when_the
     await b.memberships.leave("team")
     await b.join(await a.invite())
     assert (await b.node.fetch(new)).record.complete
+
+
+async def test_removed_member_learns_that_it_is_out_and_no_name_of_who_came_later(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, late = [await start_member(world, nursery, tmp_path, name) for name in ("a", "b", "late")]
+    await b.join(await a.invite())
+    await met(a, b)
+    await a.memberships.remove("team", "b")
+    await late.join(await a.invite())
+    await b.node.meet(late.node)
+    await trio.sleep(600)
+    roster = b.memberships.roster_of("team")[1]
+    assert set(roster.removed) == {b.publisher}
+    # Whom the secret is sealed for is in the rekeying, by publisher id alone.
+    assert b.members() == {"a", ""}
+    told = [statement.body for statement in b.statements.all(StatementType.MEMBERSHIP)]
+    assert late.publisher not in {body.member for body in told if isinstance(body, Membership)}
+    with pytest.raises(TrustError, match="was removed"):
+        await b.invite()
 
 
 async def test_invitations_that_a_removed_member_has_used_are_given_up(
