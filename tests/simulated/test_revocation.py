@@ -8,9 +8,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.errors import NotFoundError, TrustError
+from kvnet.errors import EngineError, NotFoundError, TrustError
 from kvnet.exchange.meeting import MeetLimits
+from kvnet.exchange.revoking import RevocationGuard
 from kvnet.format.hashes import ArtifactHash
+from kvnet.format.prefix import block_keys
 from kvnet.network.memory import Link, World
 from kvnet.protocol.gossip import RECONCILE_S
 from kvnet.trust.envelope import StatementType
@@ -410,3 +412,49 @@ async def test_while_a_revocation_is_held_back_its_signers_artifacts_are_not_use
     await wait_for(lambda: not isinstance(c.who.policy().judge(added.record.manifest), Refusal), 30)
     assert (await c.node.fetch(added.record.hash)).record.complete
     assert isinstance(c.who.policy().judge(wrong.record.manifest), Refusal)
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+
+async def test_what_comes_after_its_revocation_is_not_offered(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_hearer(world, nursery, tmp_path, "a")
+    added = await a.node.add(TOKENS)
+    record, manifest = added.record, added.record.manifest
+    a.node.exchange.removed(record.hash)
+    a.guard._seen.clear()
+    await a.revoke_artifact(record.hash)
+    await trio.sleep(1)
+    assert a.guard.revoked == frozenset()
+    a.node.exchange.published(record, block_keys(MINE.prefix_root(manifest.fingerprint.hash), TOKENS))
+    await trio.sleep(1)
+    assert a.guard.revoked == {record.hash}
+    assert len(a.node.exchange._server) == 0
+
+
+async def test_an_engine_that_does_not_answer_keeps_no_guard_from_its_work(
+    autojump_clock: MockClock,
+    world: World,
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a = await start_hearer(world, nursery, tmp_path, "a")
+
+    async def fail() -> None:
+        raise EngineError("the engine is gone")
+
+    monkeypatch.setattr("kvnet.exchange.revoking.MAX_SEEN", 2)
+    guard = RevocationGuard(a.node.store, a.node.lane, a.who, a.statements, None, fail)
+    for length in (300, 400, 500):
+        await a.node.add(TOKENS[:length])
+    await nursery.start(guard.run)
+    assert len(guard._seen) == 2, "memory is given for so many"
+    for artifact in list(guard._seen):
+        await a.revoke_artifact(artifact)
+        await trio.sleep(1)
+    assert len(guard.revoked) == 2
+    assert "live caches not dropped: the engine is gone" in caplog.text
