@@ -5,10 +5,12 @@ decide nothing.
 """
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from simulations.world.node import Job, Node
-from simulations.world.transfers import Ledger
-from simulations.world.tree import Path
+if TYPE_CHECKING:
+    from simulations.world.node import Job, Node
+    from simulations.world.transfers import Ledger
+    from simulations.world.tree import Path
 
 DAY_S = 24 * 3600.0
 
@@ -23,7 +25,7 @@ class Truth:
     def __init__(self) -> None:
         self._extent: dict[int, int] = {}
 
-    def computed(self, path: Path) -> None:
+    def computed(self, path: "Path") -> None:
         """Somebody has computed a prefix, or continued from a verified one to it."""
         extent = self._extent
         for segment, end in path:
@@ -31,7 +33,7 @@ class Truth:
                 return
             extent[segment] = end
 
-    def longest(self, path: Path) -> int:
+    def longest(self, path: "Path") -> int:
         """How many tokens of a prompt anybody computed."""
         for segment, end in path:
             found = self._extent.get(segment)
@@ -52,7 +54,7 @@ class Checkers:
         self.looked: Counter[str] = Counter()
         self._last_s = 0.0
 
-    def continued(self, job: Job) -> None:
+    def continued(self, job: "Job") -> None:
         """A request continues from state: somebody computed it, and a token is left to feed."""
         self.looked["verified"] += 1
         most = min(self.truth.longest(job.path), job.request.n_input - 1)
@@ -62,7 +64,7 @@ class Checkers:
                 f"anybody computed"
             )
 
-    def stored(self, node: Node) -> None:
+    def stored(self, node: "Node") -> None:
         """A node wrote to its disk."""
         self.looked["budgets"] += 1
         if node.store.used_bytes > node.store.quota_bytes + node.block_bytes:
@@ -81,7 +83,7 @@ class Checkers:
             raise CheckFailedError(f"time went back from {self._last_s} to {now_s}")
         self._last_s = now_s
 
-    def finish(self, nodes: list[Node], ledger: Ledger, duration_s: float, *, asked: int, ended: int) -> None:
+    def finish(self, nodes: "list[Node]", ledger: "Ledger", duration_s: float, *, asked: int, ended: int) -> None:
         """The run is over: nothing is left undone, and every byte is accounted for."""
         self.looked["conserved"] += 1
         served = sum(node.counted.served_bytes for node in nodes)
