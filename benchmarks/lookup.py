@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -115,11 +116,17 @@ async def _swarm(stack: AsyncExitStack, n_nodes: int) -> list[Member]:
     first = await stack.enter_async_context(running())
     bootstrap = first.node.addresses()
     members = [first]
-    members += [await stack.enter_async_context(running(bootstrap=bootstrap)) for _ in range(n_nodes - 1)]
-    await until(lambda: len(first.node.sessions()) >= n_nodes - 1, 300.0)
+    for number in range(1, n_nodes):
+        # One after the other: all at once they keep each other busy with handshakes until those time out.
+        members += [await stack.enter_async_context(running(bootstrap=bootstrap))]
+        await until(partial(_met, first, number), 60.0)
     with suppress(trio.TooSlowError):
         await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), MESH_S)
     return members
+
+
+def _met(node: Member, n_others: int) -> bool:
+    return len(node.node.sessions()) >= n_others
 
 
 def _told(asker: Member) -> int:
