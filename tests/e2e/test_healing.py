@@ -15,9 +15,10 @@ from tests.unit.store.samples import FRIEND, Sample, sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
-INTERVAL_S = 4.0
-SLACK_S = 20.0
-"""What a busy machine may take beyond the interval: starting processes, dialling, fetching."""
+INTERVAL_S = 15.0
+"""What a round of twelve names takes at the pace of announcing."""
+SLACK_S = 45.0
+"""A bootstrap peer is dialled again after half a minute at most; and a busy machine takes its time for each process."""
 ADDED = [sample(range(start, start + 300), key=FRIEND) for start in (1, 1001, 2001)]
 
 
