@@ -536,8 +536,10 @@ def test_ten_thousand_damaged_streams_end_in_nothing_but_malformed_errors() -> N
 
 def test_both_sides_see_the_same_occasion_from_their_end() -> None:
     pair = Pair.of([], [])
-    assert pair.alice.occasion is None
+    before = pair.alice.occasion
     pair.opened()
-    assert pair.alice.occasion is not None
-    assert pair.alice.occasion.reversed() == pair.bob.occasion
-    assert (pair.alice.occasion.own, pair.alice.occasion.other) == (ALICE, BOB)
+    after = pair.alice.occasion
+    assert before is None
+    assert after is not None
+    assert after.reversed() == pair.bob.occasion
+    assert (after.own, after.other) == (ALICE, BOB)
