@@ -30,6 +30,8 @@ from kvnet.trust.namespace import Namespace
 
 _log = logging.getLogger(__name__)
 
+TELL_PAUSES_S = (0.0, 1.0, 5.0)
+"""Seconds before each attempt to tell a member something."""
 MAX_WAITING_TO_SEND = 4096
 """Statements waiting for one peer; what does not fit it gets when it asks."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
@@ -241,11 +243,21 @@ class Talks:
                 namespace, envelopes = _next_run(talk.waiting)
                 talk.waiting_bytes -= sum(map(len, envelopes))
                 for page in gossip.pages(envelopes):
-                    slot = talk.session.slots[namespace]
-                    try:
-                        await talk.session.ask(Tell(request_id=0, slot=slot, statements=page))
-                    except KvnetError as error:
-                        _log.debug("a member could not be told: %s", error)
+                    await _tell(talk.session, Tell(request_id=0, slot=talk.session.slots[namespace], statements=page))
+
+
+async def _tell(session: PeerSession, told: Tell) -> None:
+    """Tell a member, again a little later when it was too busy: nothing else makes good for that before long."""
+    for pause_s in TELL_PAUSES_S:
+        await trio.sleep(pause_s)
+        try:
+            await session.ask(told)
+        except KvnetError as error:
+            _log.debug("a member could not be told: %s", error)
+        else:
+            return
+        if session.closed.is_set():
+            return
 
 
 def name_of(envelope: bytes) -> bytes:
