@@ -16,6 +16,7 @@ from kvnet.protocol.gossip import Allowance, answer, is_ordered, short
 from kvnet.protocol.messages import GetStatements, RefusalReason, Refused, Reply, Request
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
+from kvnet.trust.machines import keys_of_machine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster, build_roster
 from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement
@@ -169,6 +170,13 @@ class Rosters:
         """What its members have said of each other and of themselves."""
         said = self._statements.all(StatementType.MEMBERSHIP, namespace=NamespaceId(roster.namespace))
         return [each for each in said if each.signer in roster.members]
+
+    def keys_of_machine(self, roster: Roster, publisher: bytes) -> frozenset[bytes]:
+        """All members that are keys of one member's machine, by that machine's own word."""
+        kinds = (StatementType.MEMBERSHIP, StatementType.KEY_ROTATION)
+        namespace = NamespaceId(roster.namespace)
+        said = [each for kind in kinds for each in self._statements.all(kind, namespace=namespace)]
+        return keys_of_machine(roster, publisher, said)
 
     def latest_membership(self, body: Membership, key: PublisherKey) -> SignedStatement | None:
         """What this key said last of a member, when it says the same and still counts."""

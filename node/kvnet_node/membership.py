@@ -352,13 +352,14 @@ class Memberships:
             TrustError: this node may not remove them.
         """
         namespace, roster = self.roster_of(swarm)
-        member = find_member(roster, wanted)
-        machines = set(member.peers)
-        gone = [
-            each
-            for each in roster.members.values()
-            if each.publisher == member.publisher or (machines and not machines.isdisjoint(each.peers))
-        ]
+        named = members_called(roster, wanted)
+        keys = self.rosters.keys_of_machine(roster, named[0].publisher) if named else frozenset()
+        if not keys or any(each.publisher not in keys for each in named):
+            raise UsageError(
+                f"expected one member called {wanted.strip()[:80]!r}, found {len(named) or 'none'}",
+                hint="kvnet swarm members shows labels and publisher ids",
+            )
+        gone = [each for each in roster.members.values() if each.publisher in keys]
         if any(key.public == each.publisher for key in self._identity.publisher_keys() for each in gone):
             raise UsageError(
                 "expected another member, found this node itself",
@@ -382,25 +383,15 @@ class Memberships:
         return left
 
 
-def find_member(roster: Roster, wanted: str) -> Member:
-    """The member that a label, a publisher id or a peer id means.
-
-    Raises:
-        UsageError: none, or several.
-    """
+def members_called(roster: Roster, wanted: str) -> list[Member]:
+    """The members that a label, a publisher id or a peer id means; that of a publisher id is nobody else's."""
     text = wanted.strip()
-    found = [
+    exact = [each for each in roster.members.values() if text == publisher_text(each.publisher)]
+    return exact or [
         each
         for each in roster.members.values()
-        if text and text in {each.label, publisher_text(each.publisher), *(peer_text(PeerId(p)) for p in each.peers)}
+        if text and text in {each.label, *(peer_text(PeerId(p)) for p in each.peers)}
     ]
-    people = {each.peers or (each.publisher,) for each in found}
-    if len(people) != 1:
-        raise UsageError(
-            f"expected one member called {text[:80]!r}, found {len(people) or 'none'}",
-            hint="kvnet swarm members shows labels and publisher ids",
-        )
-    return found[0]
 
 
 def shortened(addresses: Sequence[str], peer: PeerId) -> tuple[str, ...]:

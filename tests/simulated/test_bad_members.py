@@ -1,0 +1,130 @@
+"""Members that turn bad: what they say takes nothing from others, and saves nobody from being removed."""
+
+from pathlib import Path
+
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from kvnet.network.memory import World
+from kvnet.trust.envelope import StatementType
+from kvnet.trust.keys import PublisherKey, publisher_text
+from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement
+from tests.simulated.members import Member, start_member
+from tests.simulated.nodes import NOW_S
+
+
+async def met(*members: Member) -> None:
+    """Wait until sessions and statements have come to rest."""
+    await trio.sleep(30)
+    for member in members:
+        await member.statements.settled()
+
+
+async def calls_itself(
+    member: Member, peers: tuple[bytes, ...], label: str = "", key: PublisherKey | None = None
+) -> None:
+    """A member says of itself what it likes."""
+    team = member.identity.swarms.named("team")
+    assert team is not None
+    key = key or member.identity.signing_key()
+    body = Membership(
+        sequence=0,
+        issued=0,
+        expires=0,
+        namespace=team.id,
+        member=key.public,
+        peers=peers,
+        role="colleague",
+        label=label,
+    )
+    await member.memberships.rosters.say(team, key, body)
+
+
+async def test_member_that_claims_the_machines_of_others_is_removed_and_nobody_with_it(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await start_member(world, nursery, tmp_path, name) for name in "abc"]
+    await b.join(await a.invite())
+    await c.join(await a.invite())
+    await met(a, b, c)
+    await calls_itself(b, (bytes(a.node.network.peer_id), bytes(c.node.network.peer_id)), "c", b.identity.signing_key())
+    await met(a, b, c)
+    _, gone = await a.memberships.remove("team", publisher_text(b.publisher))
+    await met(a, c)
+    assert [each.publisher for each in gone] == [b.publisher]
+    assert a.members() == c.members() == {"a", "c"}
+
+
+async def test_member_that_rotated_and_calls_itself_another_machine_is_removed_with_all_its_keys(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    new = PublisherKey(b"n" * 32)
+
+    def body(sequence: int, issued: int) -> KeyRotation:
+        signature = new.sign(rotation_message(b.publisher, new.public, sequence))
+        return KeyRotation(sequence=sequence, issued=issued, expires=0, new=new.public, new_signature=signature)
+
+    await b.statements.say(body)
+    await met(a, b)
+    await calls_itself(b, (b"elsewhere",), "somebody", new)
+    await met(a, b)
+    assert a.members() == {"a", "b", "somebody"}
+    await a.memberships.remove("team", "b")
+    assert a.members() == {"a"}
+
+
+async def test_removal_that_was_told_in_another_swarm_first_counts_when_it_is_told_in_its_own(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, victim = [await start_member(world, nursery, tmp_path, name) for name in ("a", "b", "victim")]
+    await b.join(await a.invite())
+    await victim.join(await a.invite())
+    await victim.join(await b.invite("other"))
+    await met(a, b, victim)
+    world.partition([a.node.network], [victim.node.network])
+    await a.memberships.remove("team", "b")
+    await met(a, b, victim)
+    # Whoever is removed is shown the removal, and tells it where it does not belong, before anybody tells it rightly.
+    (removal,) = a.statements.all(StatementType.REKEY)
+    other = victim.identity.swarms.named("other")
+    assert other is not None
+    victim.statements.take([removal.envelope], other)
+    await met(victim)
+    world.heal()
+    await victim.node.meet(a.node)
+    await met(a, victim)
+    assert victim.members() == {"a", "victim"}
+    assert b.publisher in victim.memberships.roster_of("team")[1].removed
+
+
+async def test_membership_told_in_another_swarm_counts_in_neither(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await a.invite("other")
+    team, other = (a.identity.swarms.named(name) for name in ("team", "other"))
+    assert team is not None
+    assert other is not None
+    body = Membership(
+        sequence=NOW_S * 1000,
+        issued=NOW_S,
+        expires=0,
+        namespace=other.id,
+        member=PublisherKey(b"x" * 32).public,
+        peers=(),
+        role="colleague",
+        label="x",
+    )
+    forged = sign_statement(body, b.identity.signing_key())
+    inside = sign_statement(msgspec.structs.replace(body, namespace=team.id), b.identity.signing_key())
+    a.statements.take([forged.envelope], team)
+    a.statements.take([inside.envelope], other)
+    a.statements.take([forged.envelope], other)
+    await met(a)
+    assert a.members("other") == {"a"}
+    assert a.members() == {"a", "b"}
