@@ -81,8 +81,8 @@ class Shelf(Protocol):
         """Everything that may be told in a namespace, by short name, the most important first."""
         ...
 
-    def refused(self) -> Iterable[bytes]:
-        """Short names of what was found to be no good."""
+    def refused(self, namespace: Namespace) -> Iterable[bytes]:
+        """Short names of what was found to be no good in a namespace."""
         ...
 
     def take(
@@ -219,7 +219,7 @@ class Talks:
 
     async def _ask_for_all(self, talk: Talk, namespace: Namespace) -> None:
         slot = talk.session.slots[namespace]
-        asking = gossip.Asking({*self._shelf.held(namespace), *self._shelf.refused()})
+        asking = gossip.Asking({*self._shelf.held(namespace), *self._shelf.refused(namespace)})
         again = True
         while again:
             again = False

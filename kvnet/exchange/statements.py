@@ -117,6 +117,8 @@ class Statements:
         self._book = StatementBook()
         self._ranks = Ranks()
         self._refused = gossip.Exchanged(MAX_REFUSED)
+        # By namespace: what is no good in one that it was told in may be good in the one that it names.
+        self._misplaced: dict[NamespaceId, gossip.Exchanged] = {}
         self._withheld = Withheld()
         self._some_withheld = trio.Event()
         self._callbacks: dict[StatementType, list[Callback]] = {}
@@ -213,7 +215,7 @@ class Statements:
             if talk is not None:
                 talk.exchanged.add(gossip.short(digest))
             known = self._book.holds(digest, namespace.id) or self._ranks.holds(digest)
-            if known or gossip.short(digest) in self._refused:
+            if known or self._is_refused(gossip.short(digest), namespace.id):
                 continue
             if self._inbox.put(Waiting(envelope, namespace, session, talk, asked)):
                 queued += 1
@@ -280,6 +282,7 @@ class Statements:
         """This node has left a namespace: what was told there alone is of no use any more."""
         self._unwritten.update(self._book.leave(namespace))
         self._withheld.leave(namespace)
+        self._misplaced.pop(namespace, None)
         self._version += 1
         await self._write()
 
@@ -358,20 +361,22 @@ class Statements:
         try:
             statement = open_statement(waiting.envelope)
         except KvnetError:
-            self._refuse(waiting, "statements_invalid")
+            self._refused.add(name_of(waiting.envelope))
+            self.counters["statements_invalid"] += 1
             return None
         if timely(statement.body, self._now()) is not None:
             # Not remembered as no good: with a clock set right it may be.
             self.counters["statements_untimely"] += 1
             return None
         if statement.kind is StatementType.INVITATION or not scopes_of_body(statement.body, [waiting.namespace.id]):
-            self._refuse(waiting, "statements_misplaced")
+            misplaced = self._misplaced.setdefault(waiting.namespace.id, gossip.Exchanged(MAX_REFUSED))
+            misplaced.add(name_of(waiting.envelope))
+            self.counters["statements_misplaced"] += 1
             return None
         return statement
 
-    def _refuse(self, waiting: Waiting, counter: str) -> None:
-        self._refused.add(name_of(waiting.envelope))
-        self.counters[counter] += 1
+    def _is_refused(self, name: bytes, namespace: NamespaceId) -> bool:
+        return name in self._refused or name in self._misplaced.get(namespace, ())
 
     def _scopes(self, body: AnyStatement, namespace: Namespace) -> frozenset[NamespaceId]:
         """Where it is told on: what concerns keys of a swarm concerns the owner's other machines too."""
@@ -434,9 +439,9 @@ class Statements:
         """Those this node is in now."""
         return self._identity.namespaces()
 
-    def refused(self) -> Iterable[bytes]:
-        """Short names of what was found to be no good."""
-        return self._refused
+    def refused(self, namespace: Namespace) -> Iterable[bytes]:
+        """Short names of what was found to be no good in a namespace."""
+        return [*self._refused, *self._misplaced.get(namespace.id, ())]
 
     def held(self, namespace: Namespace) -> dict[bytes, bytes]:
         """Everything that may be told in a namespace, by short name, the most important first."""
