@@ -133,7 +133,7 @@ def standing(
         revoked=revoked,
         revoked_in=_revoked_in(of_keys, keys, scopes, revoked, rotated),
         artifacts=_artifacts(revocations),
-        believed=keys.own | (keys.devices - revoked),
+        believed=(keys.own | keys.devices) - revoked,
         rotated=rotated,
         withheld=withheld or {},
     )
@@ -153,7 +153,10 @@ def _rotated(rotations: Iterable[tuple[bytes, KeyRotation]], self_revoked: Mappi
 
 def _revoked_everywhere(of_keys: Iterable[tuple[SignedStatement, Revocation]], keys: Keys) -> frozenset[bytes]:
     said = [(statement.signer, body.target) for statement, body in of_keys]
-    revoked = {target for signer, target in said if signer == target or signer in keys.own}
+    revoked = {target for signer, target in said if signer == target}
+    # A key of this node that was revoked has been stolen, perhaps: it takes nothing from the one in its place.
+    speaking = keys.own - revoked
+    revoked |= {target for signer, target in said if signer in speaking}
     # No other machine takes this node's own keys from it, or those of whoever stands above it.
     safe = set(keys.own)
     if keys.founder and keys.founder not in revoked:

@@ -138,6 +138,20 @@ def test_an_own_key_revokes_itself_and_the_founder() -> None:
     assert it.revoked == {FOUNDER.public}
 
 
+def test_an_old_key_of_this_node_that_was_revoked_takes_nothing_from_the_new_one() -> None:
+    keys = Keys(own=frozenset({ME.public, NEW.public}), devices=frozenset({ME.public, NEW.public, STUDIO.public}))
+    it = said(
+        revokes(ME, ME.public),
+        revokes(ME, NEW.public),
+        revokes(ME, STUDIO.public),
+        revokes(ME, ARTIFACT, "artifact"),
+        keys=keys,
+    )
+    assert it.revoked == {ME.public}
+    assert not it.is_revoked_artifact(ARTIFACT, NEW.public)
+    assert it.is_revoked_artifact(ARTIFACT, ME.public)
+
+
 # --- rotation ---------------------------------------------------------------------------------------------------------
 
 
