@@ -22,7 +22,8 @@ from kvnet_node.operations.registry import operation
 from kvnet_node.operations.requests import Result
 from kvnet_node.output import Output, pairs
 from kvnet_node.paths import default_data_dir
-from kvnet_node.wiring import Services, open_services
+from kvnet_node.services import Services
+from kvnet_node.wiring import open_services
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types

@@ -13,7 +13,7 @@ from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.removing import remove_everywhere
 from kvnet_node.operations.targets import held_artifact, resolve_version
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 
 async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.ListResult:  # noqa: ARG001

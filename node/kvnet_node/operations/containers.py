@@ -10,7 +10,7 @@ from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.fetching import name_artifact, note_version
 from kvnet_node.operations.targets import held_artifact
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 
 async def export(ctx: OperationContext, request: r.ExportRequest) -> r.ExportResult:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvnet_node.events import Event, Note, Progress
 
 if TYPE_CHECKING:
-    from kvnet_node.wiring import Services
+    from kvnet_node.services import Services
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 BOOTSTRAP_WAIT_S = 3.0
 """How long a short-lived node waits for its bootstrap peers before it asks whoever is there."""

@@ -20,7 +20,7 @@ from kvnet_node.operations.requests import (
     StopResult,
     WritesEntry,
 )
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 from kvnet_node.writes import Writes
 
 LIVE_ANSWER_S = 1.0

@@ -20,7 +20,7 @@ from kvnet_node.operations.requests import (
     PeersRequest,
     PeersResult,
 )
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 ANSWER_S = 10.0
 """Seconds in which peers must tell of their models, and send samples of those in common."""

@@ -19,7 +19,7 @@ from kvnet_node.output import format_bytes, format_count
 
 if TYPE_CHECKING:
     from kvnet_node.operations.explain import Question
-    from kvnet_node.wiring import Services
+    from kvnet_node.services import Services
 
 
 @dataclass(frozen=True, slots=True)

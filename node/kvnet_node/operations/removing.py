@@ -6,7 +6,7 @@ from kvnet.store.names import NamedVersion
 from kvnet.trust.statements import Removal
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.swarms import asleep, awake, connected
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 
 async def remove_everywhere(services: Services, meant: NamedVersion | ArtifactHash) -> r.RemoveResult:

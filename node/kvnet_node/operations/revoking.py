@@ -14,7 +14,7 @@ from kvnet.trust.statements import KeyRotation, Revocation, rotation_message
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.targets import held_artifact, resolve_version
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 MAX_REASON_LENGTH = 200
 

@@ -12,8 +12,8 @@ from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.targets import held_artifact, resolve_version
+from kvnet_node.services import Services
 from kvnet_node.swarms import MINE, no_swarm
-from kvnet_node.wiring import Services
 
 
 async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareResult:

@@ -12,8 +12,8 @@ from kvnet_node.membership import full_addresses
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.peer_store import PeerStore
+from kvnet_node.services import Services
 from kvnet_node.swarms import MINE
-from kvnet_node.wiring import Services
 
 
 async def invite(ctx: OperationContext, request: r.InviteRequest) -> r.InviteResult:

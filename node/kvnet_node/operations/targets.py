@@ -7,7 +7,7 @@ from kvnet.errors import NotInStoreError, UnknownNameError, UsageError
 from kvnet.format.hashes import ARTIFACT_PREFIX, SHORT_CHARACTERS, ArtifactHash, looks_like_hash
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
-from kvnet_node.wiring import Services
+from kvnet_node.services import Services
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(?:@[1-9][0-9]{0,8})?")
 
