@@ -15,6 +15,12 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
         artifact: NAME, NAME@VERSION, or a full or short hash.
         to: the swarm.
     """
+    if to == "public":
+        # The same operation, without its question.
+        raise UsageError(
+            "expected the name of a swarm, found public, which is everybody",
+            hint=f"kvnet publish {artifact} asks before it does that",
+        )
     result = context.run("share", ShareRequest(artifact, to), ShareResult)
     context.output.result(result, lambda shared: "\n".join(shared.artifacts))
     state = "was shared with" if result.existed else "is shared with"

@@ -68,6 +68,12 @@ def invite(
         )
     if colleague and not swarm:
         raise UsageError("expected --swarm NAME with --colleague", hint="kvnet invite --colleague --swarm team")
+    if colleague and swarm == "mine":
+        # Whoever joins mine is a device and reads every conversation: nothing said with --colleague may lead there.
+        raise UsageError(
+            "expected the name of a swarm with --colleague, found mine, which your own machines share",
+            hint="kvnet invite --colleague --swarm team; for a machine of yours, kvnet invite --device",
+        )
     request = InviteRequest(swarm or "mine", _lifetime_s(expires), positive("--uses", uses), name, machine_label())
     result = context.run("invite", request, InviteResult)
     output = context.output
@@ -174,7 +180,7 @@ def _joined_text(result: JoinResult) -> str:
         lines.append(f"the namespace that was mine is kept, as {result.kept[:16]}")
     if not result.running:
         lines.append("next: kvnet node start")
-    elif result.role == "device":
+    elif result.swarm == "mine":
         lines.append("next: kvnet swarm members")
     else:
         lines.append(f"next: kvnet share NAME --to {result.swarm}")
@@ -246,8 +252,7 @@ def remove(member: str, /, *, swarm: str = "mine", context: Context) -> None:
     asleep = f"\nasleep, and follow when they wake: {', '.join(result.asleep)}" if result.asleep else ""
     revoke = "\n".join(f"  kvnet revoke {publisher}" for publisher in result.removed)
     context.output.message(
-        f"removed {escape(result.label or member)} from {result.swarm}: {format_counted(result.stays, 'member')} "
-        f"have a new lookup secret{asleep}\n"
+        f"removed {escape(result.label or member)} from {result.swarm}, which has a new lookup secret now{asleep}\n"
         f"what it fetched before it keeps; what it signed before its removal stays in use, until its key is revoked:\n"
         f"{revoke}"
     )
