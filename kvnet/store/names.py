@@ -155,7 +155,8 @@ class NameBook:
             known = ", ".join(self.names()[:8])
             raise UnknownNameError(
                 f"no named context {name} on this node" + (f"; there are: {known}" if known else ""),
-                hint=f"`kvnet list` shows what is here; `kvnet add PATH --name {name}` makes it.",
+                hint=f"`kvnet list` shows what is here; `kvnet add PATH --name {name}` makes it, "
+                f"`kvnet fetch ARTIFACT --name {name}` takes what a peer has.",
             )
         if version is None:
             version = numbers[-1]

@@ -55,13 +55,16 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration: ``0.034 s``, ``7.1 s``, ``2 min 5 s``."""
+    """A duration: ``0.034 s``, ``7.1 s``, ``2 min 5 s``, ``3 h 20 min``, ``40 d 2 h``."""
     if seconds < 1:
         return f"{seconds:.3f} s"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 72 else f"{hours // 24} d {hours % 24} h"
 
 
 def format_count(count: int) -> str:

@@ -155,7 +155,9 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
     result = context.run("peers", PeersRequest(list(connect), models), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)
     if not result.peers:
-        context.output.message("no peers connected: kvnet node start --bootstrap ADDRESS")
+        context.output.message(
+            "no peers connected: kvnet invite on one machine, kvnet join on the other; kvnet doctor --network says more"
+        )
     if result.discovery and not result.neighbours and not models:
         context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")
 

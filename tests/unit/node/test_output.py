@@ -152,6 +152,8 @@ def test_durations_and_counts_are_readable() -> None:
     assert format_seconds(7.12) == "7.1 s"
     assert format_seconds(125) == "2 min 5 s"
     assert format_seconds(7260) == "2 h 1 min"
+    assert format_seconds(71 * 3600 + 60) == "71 h 1 min"
+    assert format_seconds(40 * 86400 + 7200) == "40 d 2 h"
     assert format_count(12_288) == "12,288"
 
 
