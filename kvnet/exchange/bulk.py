@@ -331,6 +331,14 @@ class BulkTransport:
             cipher=cipher,
         )
 
+    def end_senders(self, peer: PeerId) -> None:
+        """End the connections over which a peer gets chunks, in the middle of a request too, and expect none."""
+        for name in [name for name, (other, _) in self._agreed.items() if other == peer]:
+            del self._agreed[name]
+            self._endpoint.forget(name)
+        for sender in [sender for sender, other in self._senders.items() if other == peer]:
+            sender.stop()
+
     def _answer_dial(self, session: PeerSession, request: DialBulk) -> Reply:
         agreed = self._endpoint.forget(request.name)
         if agreed is None or agreed.peer != session.peer or self._nursery is None:
@@ -346,7 +354,9 @@ class BulkTransport:
 
     def _start_sender(self, link: Link, agreed: BulkSession) -> None:
         self._agreed.pop(agreed.name, None)
-        if self._source is None or self._nursery is None:
+        # Agreed on one after the other, they may all come at once.
+        too_many = Counter(self._senders.values())[agreed.peer] >= MAX_PER_PEER
+        if self._source is None or self._nursery is None or too_many:
             link.close()
             return
         sender = Sender(link, agreed.peer, self._source)

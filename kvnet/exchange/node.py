@@ -60,6 +60,10 @@ SESSION_POLL_S = 1.0
 SESSION_RETRY_S = 30.0
 """Seconds before another session is tried with a peer whose last one failed."""
 
+LEFT_S = 5.0
+"""Seconds in which a peer whose session has ended may prove again what it had proved, as all do when a namespace
+changes; then what it gets chunks over ends."""
+
 RandomBytes = Callable[[int], bytes]
 """Fresh random bytes, from the operating system."""
 
@@ -516,10 +520,22 @@ class ExchangeNode:
             del self._opening[peer]
         await session.closed.wait()
         del self._by_id[key]
+        if session.slots and self._nursery is not None:
+            self._nursery.start_soon(self._end_what_is_not_proved_again, session)
         if self._sessions.get(peer) is session:
             del self._sessions[peer]
             self._skews.pop(peer, None)
             self._server.session_ended()
+
+    async def _end_what_is_not_proved_again(self, ended: PeerSession) -> None:
+        """Whoever has gone, or was removed, gets nothing more over connections that it had before."""
+        await trio.sleep(LEFT_S)
+        peer, had = ended.peer, {namespace.id for namespace in ended.slots}
+        has = {namespace.id for (other, _), each in self._by_id.items() if other == peer for namespace in each.slots}
+        if not had <= has:
+            self._server.end_streams(peer)
+            if self._bulk is not None:
+                self._bulk.end_senders(peer)
 
     async def _keep_sessions(self) -> None:
         """A session with every connected peer, so that a lookup finds them ready."""

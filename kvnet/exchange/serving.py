@@ -79,6 +79,7 @@ class ChunkServer:
         self._changes: deque[Callable[[HeldTable], object]] = deque(maxlen=MAX_CHANGES)
         self._bulk: Callable[[PeerSession, BulkRequest], Reply] | None = None
         self._others: OthersOf | None = None
+        self._streams: dict[trio.CancelScope, PeerId] = {}
         self.revoked: frozenset[ArtifactHash] = frozenset()
         """Artifacts of which not one chunk more goes out, not even of a request that was granted."""
         self.counters: Counter[str] = Counter()
@@ -194,8 +195,21 @@ class ChunkServer:
         return self._machine.delay_s(peer, n_bytes, trio.current_time(), purpose_of(purpose))
 
     async def serve_chunks(self, peer: PeerId, stream: ByteStream) -> None:
-        """Answer the chunk requests on one stream until the peer ends it."""
+        """Answer the chunk requests on one stream until the peer ends it, or may have nothing any more."""
         stream.idle_timeout_s = None
+        with trio.CancelScope() as scope:
+            self._streams[scope] = peer
+            try:
+                await self._serve_requests(peer, stream)
+            finally:
+                del self._streams[scope]
+
+    def end_streams(self, peer: PeerId) -> None:
+        """Send a peer nothing more on the streams that it has, in the middle of a request too."""
+        for scope in [scope for scope, other in self._streams.items() if other == peer]:
+            scope.cancel()
+
+    async def _serve_requests(self, peer: PeerId, stream: ByteStream) -> None:
         while True:
             frame = None
             with trio.move_on_after(CHUNK_STREAM_REST_S):

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvnet.network.bulk.endpoint import BulkEndpoint
-from tests.loopback.network.bulk.nodes import running
+import kvnet.exchange.bulk
+import kvnet.exchange.node
+from kvnet.errors import KvnetError
+from kvnet.exchange.identity import FixedIdentity
+from kvnet.exchange.node import NodeOptions
+from kvnet.network.bulk.certificates import make_certificate
+from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
+from kvnet.protocol.messages import BulkOffer, OpenBulk
+from kvnet.protocol.serve import ServeLimits
+from tests.loopback.network.bulk.nodes import BulkNode, running
+from tests.simulated.nodes import OTHER
 
 pytestmark = pytest.mark.loopback
 
@@ -109,3 +118,65 @@ async def test_cancelled_fetch_keeps_its_connection_warm_for_the_next_one(tmp_pa
         assert (await asker.fetch(artifact)).record.complete
         assert holder.exchange.counters()["requests_OpenBulk"] == 1
     assert bulk_threads() == []
+
+
+async def shut_out(holder: BulkNode) -> None:
+    """A node is in another namespace from now on."""
+    assert isinstance(holder.exchange.identity, FixedIdentity)
+    object.__setattr__(holder.exchange.identity, "members", (OTHER,))
+    await holder.exchange.reload()
+
+
+@pytest.mark.parametrize("path", ["bulk", "stream"])
+async def test_chunks_end_in_the_middle_of_a_request_for_a_peer_that_is_no_member_any_more(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvnet.exchange.node, "LEFT_S", 0.2)
+    slowly = NodeOptions(serve=ServeLimits(bytes_per_s=2e6, burst_bytes=1 << 20))
+    a, b = (BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)) if path == "bulk" else (None, None)
+    async with (
+        running(tmp_path / "a", "a", bulk=a, options=slowly) as holder,
+        running(tmp_path / "b", "b", bulk=b) as asker,
+    ):
+        artifact = holder.hold(256 * 24)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        removed = trio.Event()
+
+        async def shut_out_later(progress: object) -> None:
+            if not removed.is_set():
+                removed.set()
+                await shut_out(holder)
+
+        located = await asker.exchange.fetcher.locate(artifact)
+        entries = await asker.exchange.fetcher.chunk_list(located)
+        with trio.fail_after(20), pytest.raises(KvnetError):
+            await asker.exchange.fetcher.fetch(located, entries, progress=shut_out_later)
+        served = holder.exchange.counters().get("bytes_served", 0)
+        assert served < sum(entry.length_bytes for entry in entries) / 2
+        with trio.fail_after(5):
+            while holder.exchange.uploading or (holder.exchange.bulk and holder.n_connections):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+
+async def test_peer_has_four_bulk_connections_and_no_more_however_it_collects_agreements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if time passed between them: what was agreed on waits longer than it counts.
+    monkeypatch.setattr(kvnet.exchange.bulk, "DIALLED_S", -kvnet.exchange.bulk.DIAL_S)
+    a, b = BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)
+    async with running(tmp_path / "a", "a", bulk=a) as holder, running(tmp_path / "b", "b", bulk=b) as asker:
+        session = await asker.exchange.connect(holder.exchange.addresses()[0])
+        assert session is not None
+        agreed = []
+        for _ in range(12):
+            own = make_certificate()
+            offer = await session.ask(OpenBulk(request_id=0, certificate=own.der, cipher="tls13"))
+            assert isinstance(offer, BulkOffer)
+            agreed.append((BulkSession(offer.name, session.peer, own, offer.certificate), offer.port))
+        links = [await b.dial(each, ["127.0.0.1"], port, timeout_s=5) for each, port in agreed]
+        with trio.fail_after(5):
+            while a.n_expected or not holder.n_connections:  # noqa: ASYNC110 - nobody is told
+                await trio.sleep(0.01)
+        assert holder.n_connections == 4
+        for link in links:
+            link.close()
