@@ -118,8 +118,8 @@ class PeerSession:
 
     @property
     def member_slots(self) -> list[int]:
-        """Slots of the proved namespaces that have members, which is all but the public one."""
-        return [slot for slot, namespace in self.opened.namespaces.items() if namespace.id != PUBLIC.id]
+        """Slots of the proved namespaces that have members, which is all but the public one; no former ones."""
+        return [slot for namespace, slot in self.slots.items() if namespace.id != PUBLIC.id]
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the session until the peer goes or breaks the protocol; ``started`` when the handshake is done.

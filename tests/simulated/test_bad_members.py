@@ -128,3 +128,18 @@ async def test_membership_told_in_another_swarm_counts_in_neither(
     await met(a)
     assert a.members("other") == {"a"}
     assert a.members() == {"a", "b"}
+
+
+async def test_removed_member_that_proves_the_old_secret_counts_as_no_member(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    await a.memberships.remove("team", "b")
+    await met(a, b)
+    session = a.node.exchange.session_with(b.node.network.peer_id)
+    assert session is not None
+    assert [namespace.former for namespace in session.opened.namespaces.values()] == [True]
+    # So it is neither told how this node is, nor asked for its models.
+    assert (session.slots, session.member_slots) == ({}, [])
