@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -130,9 +130,9 @@ class Talks:
             )
         return talk
 
-    def listeners(self, namespace: Namespace) -> int:
-        """Peers that are told of what is new in a namespace."""
-        return len({session.peer for session in self._talks if namespace in session.slots})
+    def listeners(self, namespaces: Collection[Namespace]) -> int:
+        """Peers that are told of what is new in any of these namespaces, each counted once."""
+        return len({session.peer for session in self._talks if any(each in session.slots for each in namespaces)})
 
     # --- answering ----------------------------------------------------------------------------------------------------
 

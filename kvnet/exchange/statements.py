@@ -8,7 +8,7 @@ Invitations are secrets between two people: they are neither taken nor told.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -239,9 +239,9 @@ class Statements:
         """What `ProviderRecord.revocations` of this node has to be in a namespace."""
         return self._book.revocations(self._identity.signing_key().public, namespace.id)
 
-    def listeners(self, namespace: Namespace) -> int:
-        """Connected members of a namespace that are told of what is new."""
-        return self._talks.listeners(namespace)
+    def listeners(self, namespaces: Collection[Namespace]) -> int:
+        """Connected members of any of these namespaces, who are told of what is new there."""
+        return self._talks.listeners(namespaces)
 
     def spread(self, namespace: Namespace, envelopes: Iterable[bytes], *, but: PeerSession | None = None) -> None:
         """Tell these to every connected member of a namespace that is not known to know them.

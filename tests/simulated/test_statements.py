@@ -281,6 +281,8 @@ async def test_statements_are_told_in_their_namespace_and_in_ones_own(
     for each in (laptop, bob, eve):
         await each.node.meet(ann.node)
     await trio.sleep(1)
+    told = [ann.statements.listeners(scopes) for scopes in ((ANNS,), (SWARM,), (ANNS, SWARM), ())]
+    assert told == [1, 1, 2, 0], "everybody who hears of it is counted, once"
     await bob.statements.say(tag(1, namespace=SWARM))
     await ann.statements.say(tag(2, namespace=ANNS))
     await bob.revoke_artifact(bytes(32))

@@ -66,7 +66,7 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
         scopes=[namespace.name for namespace in scopes],
         whom=whom,
         held=_concerned(before, sayings) if request.dry_run else len(before) - len(after),
-        told=max((services.statements.listeners(namespace) for namespace in scopes), default=0),
+        told=services.statements.listeners(scopes),
         done=not request.dry_run,
     )
 
@@ -199,5 +199,5 @@ async def rotate(ctx: OperationContext, request: r.KeyRequest) -> r.RotateResult
         return KeyRotation(sequence=sequence, issued=issued, expires=0, new=new.public, new_signature=signature)
 
     await services.statements.say(body, key=old)
-    told = max((services.statements.listeners(each) for each in services.identity.namespaces()), default=0)
+    told = services.statements.listeners(services.identity.namespaces())
     return r.RotateResult(publisher_text(new.public), publisher_text(old.public), told)
