@@ -97,12 +97,12 @@ def read(folder: Path) -> Saved:
         MalformedError: it is damaged, or of another version.
     """
     file = folder / RESULTS_FILE if folder.is_dir() else folder
-    folder = file.parent
     if not file.is_file():
         raise UsageError(
-            f"expected a folder with {RESULTS_FILE}, found none in {folder}",
+            f"expected a folder with {RESULTS_FILE}, found {'none in' if folder.is_dir() else 'no folder'} {folder}",
             hint="python -m simulations compare SCENARIO --out FOLDER writes one.",
         )
+    folder = file.parent
     if file.stat().st_size > MAX_RESULTS_BYTES:
         raise MalformedError(f"{file}: expected at most {MAX_RESULTS_BYTES:,} bytes")
     try:

@@ -360,7 +360,8 @@ def find(name: str) -> Path:
     """Where a scenario is: a path, or the name of one that comes with the simulator."""
     path = Path(name)
     known = SCENARIOS / f"{name}.toml"
-    return known if not path.exists() and "/" not in name and known.exists() else path
+    # A folder of that name is a result that `--out` wrote, no scenario.
+    return known if not path.is_file() and "/" not in name and known.exists() else path
 
 
 def names() -> list[str]:

@@ -122,7 +122,7 @@ def find(name: str) -> Path:
         UsageError: there is no such file.
     """
     path = Path(name)
-    if not path.exists() and (EXCERPTS / name).exists():
+    if not path.is_file() and (EXCERPTS / name).exists():
         path = EXCERPTS / name
     if not path.is_file():
         known = ", ".join(sorted(each.name for each in EXCERPTS.glob("*.jsonl")))
@@ -189,7 +189,8 @@ def _decode(path: Path, number: int, line: bytes, kind: type[T]) -> T:
 
 
 def _plain(message: str) -> str:
-    return message[:1].lower() + message[1:].replace("`$.", "`")
+    begins_with_a_word = message[1:2].islower()
+    return (message[:1].lower() if begins_with_a_word else message[:1]) + message[1:].replace("`$.", "`")
 
 
 def _mooncake(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[TraceRequest]:

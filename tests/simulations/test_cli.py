@@ -101,6 +101,9 @@ def test_a_broken_trace_ends_with_the_code_of_malformed_bytes(
     file.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n{"timestamp": 0}\n')
     assert main(["replay", str(file)]) == 10
     assert f"error: {file}:2: " in capsys.readouterr().err
+    file.write_bytes(b"\xff\x00")
+    assert main(["replay", str(file)]) == 10
+    assert f"error: {file}:1: JSON is malformed" in capsys.readouterr().err
 
 
 def test_machines_like_one_that_was_calibrated(tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ def test_a_trace_beside_its_scenario_is_found(tmp_path: Path) -> None:
     assert find(str(file)) == file
 
 
+def test_a_folder_called_like_a_scenario_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As `compare small --out small` leaves one.
+    monkeypatch.chdir(tmp_path)
+    shipped = find("small")
+    (tmp_path / "small").mkdir()
+    assert find("small") == shipped
+    (tmp_path / "small").rmdir()
+    (tmp_path / "small").write_text("")
+    assert find("small") == Path("small")
+
+
 PATHS = (
     "name", "model", "machines", "machines.0", "machines.0.count", "machines.0.measured", "workload", "workload.kind",
     "workload.conversation", "workload.days", "network.sites", "churn", "faults.liars", "policies", "x.y",

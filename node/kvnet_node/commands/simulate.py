@@ -46,8 +46,14 @@ def simulate(
     calibration = None if chip else simulating.calibration_of(DataPaths(context.data_dir), model)
     if calibration is not None:
         context.output.message(f"as measured here with {calibration.model}")
+    here = chip or simulating.this_chip()
+    if calibration is None and not here:
+        context.output.warning(
+            f"this machine is none that the simulator's tables know: taken for {simulating.DEFAULT_CHIP}; "
+            "kvnet bench calibrate measures it, --chip names another"
+        )
     arguments = ["estimate", work, "--machines", str(machines), "--link", link]
-    arguments += ["--chip", chip or simulating.this_chip() or simulating.DEFAULT_CHIP]
+    arguments += ["--chip", here or simulating.DEFAULT_CHIP]
     arguments += ["--model", (model if calibration is None else None) or simulating.DEFAULT_MODEL]
     arguments += ["--requests", str(requests)]
     return simulating.simulate([*arguments, *shared], calibration)
