@@ -158,7 +158,9 @@ def _wanted(log: RequestLog, name: str) -> LoggedRequest:
         here = f"expected one of the last {len(log)} requests" if len(log) else "expected a request"
         raise UsageError(
             f"{here}, found {f'none or several that begin with {name!r}' if name else 'none since the node started'}",
-            hint="the header x-kvnet-request of an answer names it" if name else "send the node a request",
+            hint="the header x-kvnet-request of an answer names it"
+            if name
+            else "requests to its HTTP endpoint are remembered; kvnet ask and generate say themselves what was reused",
         )
     return found
 

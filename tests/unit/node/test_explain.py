@@ -204,8 +204,9 @@ async def test_what_cannot_be_explained_is_said(request_: r.ExplainRequest, want
 
 
 async def test_before_the_first_request_there_is_nothing_to_explain() -> None:
-    with pytest.raises(UsageError, match="none since the node started"):
+    with pytest.raises(UsageError, match="none since the node started") as caught:
         await explained(RequestLog(), r.ExplainRequest(), nothing_loaded)
+    assert "HTTP endpoint" in caught.value.hint
 
 
 def test_a_section_of_a_newer_node_is_shown_as_its_values() -> None:
