@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 YIELD_S = 2.0
 """Head start of the node with the lower peer id: two that hear of each other together need not both dial."""
 
+MOVED_S = 10.0
+"""Seconds between two dials of a member that is said to be somewhere else each time."""
+
 LOOK_S = 1.0
 """How often members that nobody is connected to are looked for."""
 
@@ -50,6 +53,7 @@ class _Tried:
     addresses: tuple[str, ...]
     failures: int = 0
     due: float = 0.0
+    dialled_s: float = float("-inf")
 
 
 class Meetings:
@@ -84,7 +88,7 @@ class Meetings:
                 for member in self._unmet():
                     await slots.acquire()
                     tried = self._tried[member.peer]
-                    tried.due = float("inf")
+                    tried.due, tried.dialled_s = float("inf"), trio.current_time()
                     nursery.start_soon(self._meet, member, tried, slots)
                 await trio.sleep(LOOK_S)
 
@@ -97,12 +101,20 @@ class Meetings:
         for peer, member in known.items():
             tried = self._tried.get(peer)
             if tried is None or tried.addresses != member.addresses:
-                # Somewhere else than before: what is remembered says nothing about that.
-                yield_s = YIELD_S if self._network.peer_id > peer else 0.0
-                tried = self._tried[peer] = _Tried(member.addresses, due=now + yield_s)
+                # Somewhere else than before: that it was not there says nothing about that.
+                tried = self._tried[peer] = self._begun(member, tried, now)
             if peer not in connected and member.addresses and tried.due <= now:
                 unmet.append(member)
+        # Whoever never answers, wherever it is said to be, keeps nobody waiting.
+        unmet.sort(key=lambda member: self._tried[member.peer].failures)
         return unmet[: max(0, self._limits.wanted - len(connected))]
+
+    def _begun(self, member: KnownMember, before: _Tried | None, now: float) -> _Tried:
+        due = now + (YIELD_S if self._network.peer_id > member.peer else 0.0)
+        if before is None:
+            return _Tried(member.addresses, due=due)
+        due = max(due, before.dialled_s + MOVED_S)
+        return _Tried(member.addresses, before.failures, due, before.dialled_s)
 
     async def _meet(self, member: KnownMember, tried: _Tried, slots: trio.Semaphore) -> None:
         limits = self._limits

@@ -39,11 +39,14 @@ class TableLimits:
         peer_bytes: of one peer's records in one namespace; 10,000 artifacts of 4,000 tokens have 3 to 4 MiB.
         total_bytes: of all records; when they are more, the peer with the most loses its last pages.
         peers: tables of one peer in one namespace; the one heard of longest ago goes first.
+        peers_of_signer: of those, tables that one publisher signs in one namespace: it has few machines, and hides
+            nobody's by making some up. Those that speak for themselves go last.
     """
 
     peer_bytes: int = 8 * 1024 * 1024
     total_bytes: int = 24 * 1024 * 1024
     peers: int = 512
+    peers_of_signer: int = 32
 
 
 class Taken(StrEnum):
@@ -159,15 +162,19 @@ class PeerTables:
         if known != signer or (signer not in signers and len(signers) >= MAX_SIGNERS):
             return None
         if signer not in signers:
-            self._forget_one()
+            self._forget_one(record.namespace, signer)
             self._tables.setdefault(subject, {})[signer] = Table(*subject, signer)
         table = self._tables[subject][signer]
         table.heard_s = now_s
         return table
 
-    def _forget_one(self) -> None:
+    def _forget_one(self, namespace: bytes, signer: bytes) -> None:
+        """Have room for one more table of a signer in a namespace."""
         tables = list(self._all())
-        if len(tables) >= self._limits.peers:
+        theirs = [table for table in tables if (table.namespace, table.signer) == (namespace, signer)]
+        if len(theirs) >= self._limits.peers_of_signer:
+            self._drop(min(theirs, key=lambda table: ((namespace, table.peer) in self._own_words, table.heard_s)))
+        elif len(tables) >= self._limits.peers:
             self._drop(min(tables, key=lambda table: table.heard_s))
 
     def _make_room(self, table: Table, more_bytes: int) -> bool:

@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from kvnet.exchange.meeting import MeetLimits
 from kvnet.format.prefix import block_keys
+from kvnet.network.interface import ProviderHint
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import dht_depths
@@ -189,3 +190,37 @@ async def test_the_dht_is_asked_for_all_checkpoints_at_once_and_whoever_it_names
     assert found.candidates[0].providers == (a.network.peer_id,)
     assert (found.rounds, len(found.asked)) == (2, 1)
     assert 3 <= found.dht_queries <= 14
+
+
+async def test_member_said_to_be_somewhere_else_every_second_is_dialled_now_and_then_and_keeps_nobody_waiting(
+    autojump_clock: MockClock,
+    world: World,
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evil, c = [await member(world, nursery, tmp_path, name) for name in ("evil", "c")]
+    d = await member(world, nursery, tmp_path, "d")
+    await c.meet(evil)
+    await trio.sleep(1)
+    dialled: list[PeerId] = []
+    connect_hint = c.network.connect_hint
+
+    async def counting(hint: ProviderHint, *, timeout_s: float = 5.0) -> PeerId:
+        dialled.append(hint.peer)
+        return await connect_hint(hint, timeout_s=timeout_s)
+
+    monkeypatch.setattr(c.network, "connect_hint", counting)
+    ghosts = [PeerId(f"ghost {number}".encode()) for number in range(12)]
+    for second in range(60):
+        told = [
+            record_of(ghost, [f"/memory/{second}-{number}"], [], signer="evil", ahead_s=second)
+            for number, ghost in enumerate(ghosts)
+        ]
+        if second == 30:
+            told.append(record_of(d.network.peer_id, [d.network.address], [], signer="evil", ahead_s=second))
+        assert c.told is not None
+        c.told.statements.take(told, MINE)
+        await trio.sleep(1)
+    assert c.exchange.session_with(d.network.peer_id) is not None
+    assert max(dialled.count(ghost) for ghost in ghosts) <= 7

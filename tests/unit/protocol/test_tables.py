@@ -272,6 +272,16 @@ def test_the_peer_heard_of_longest_ago_is_forgotten_first() -> None:
     assert {member.peer for member in tables.members(MINE.id, NOW_S)} == {peer("2"), peer("3"), peer("4")}
 
 
+def test_a_publisher_that_makes_peers_up_hides_nobody_but_them_and_no_machine_that_speaks_for_itself() -> None:
+    tables = PeerTables(TableLimits(peers=8, peers_of_signer=3))
+    take(tables, record("honest", entry(PROMPT)), signer=b"h" * 32)
+    take(tables, record("its own", entry(PROMPT)), own_words=True)
+    for number in range(20):
+        take(tables, record(f"made up {number}"), now_s=NOW_S + number)
+    found = {member.peer for member in tables.members(MINE.id, NOW_S)}
+    assert found == {peer("honest"), peer("its own"), peer("made up 18"), peer("made up 19")}
+
+
 def test_keys_that_many_hold_are_forgotten_when_the_last_of_them_goes() -> None:
     tables = PeerTables()
     twice = HeldEntry(artifact=b"t" * 32, n_tokens=256, codec="raw", size_bytes=1, keys=(b"k" * 32, b"k" * 32))
