@@ -1,5 +1,7 @@
 """From a scenario and a seed to what a world begins with."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvnet.errors import ConfigError
@@ -10,6 +12,7 @@ from simulations.scenario import Machines, Measured, Scenario
 from simulations.workload.requests import RequestStream
 from simulations.workload.work import prepare
 from simulations.world.setup import GB, NodeSetup, Partition, SiteSetup, WorldSetup
+from simulations.world.swift import RememberedSpeed
 
 UNLIMITED_BYTES_DAY = 1 << 60
 """Stands for no limit of writes."""
@@ -29,9 +32,12 @@ def build(scenario: Scenario, seed: int) -> WorldSetup:
     liars = set(drawn.permutation(scenario.n_nodes)[: round(scenario.faults.liars * scenario.n_nodes)].tolist())
     nodes: list[NodeSetup] = []
     for group in scenario.machines:
+        one = _node(scenario, group)
         nodes += [
-            _node(
-                scenario, group, sites[group.site][at * scenario.network.sites // group.count], len(nodes) + at in liars
+            replace(
+                one,
+                site=sites[group.site][at * scenario.network.sites // group.count],
+                liar=len(nodes) + at in liars,
             )
             for at in range(group.count)
         ]
@@ -58,7 +64,8 @@ def _sites(scenario: Scenario) -> dict[str, list[int]]:
     return numbers
 
 
-def _node(scenario: Scenario, group: Machines, site: int, liar: bool) -> NodeSetup:
+def _node(scenario: Scenario, group: Machines) -> NodeSetup:
+    """One of a group, at no particular site."""
     try:
         chip = chips.chip(group.chip)
     except ConfigError as error:
@@ -69,17 +76,16 @@ def _node(scenario: Scenario, group: Machines, site: int, liar: bool) -> NodeSet
         raise _at("model", error) from error
     budget = int(group.ssd_write_gb_a_day * GB)
     measured = group.measured
+    machine = machine_of(measured) if measured else chips.machine(chip, model)
     return NodeSetup(
-        machine=machine_of(measured) if measured else chips.machine(chip, model),
+        machine=replace(machine, prefill=RememberedSpeed(machine.prefill)),
         link=_link("machines.link", group.link),
         model=model.name,
         kv_bytes_per_token=measured.kv_bytes_per_token if measured else model.kv_bytes_per_token,
         answer_tokens_s=measured.answer_tokens_s if measured else chips.answer_tokens_s(chip, model),
         live_bytes=int(group.ram_gb * GB),
-        site=site,
         quota_bytes=int(group.disk_gb * GB),
         write_budget_bytes_day=budget or UNLIMITED_BYTES_DAY,
-        liar=liar,
     )
 
 

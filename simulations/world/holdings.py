@@ -104,10 +104,10 @@ class Holdings:
                 grown.append(segment)
         return grown
 
-    def extend(self, one: Held, n_tokens: int, now_s: float) -> bool:
-        """A prefix that is held grows where it ends. Returns whether its segment reaches farther by that."""
-        segment = one.segment
-        one.path = [(segment, n_tokens), *one.path[1:]]
+    def extend(self, one: Held, path: Path, now_s: float) -> bool:
+        """A prefix that is held grows where it ends, to `path`. Returns whether its segment reaches farther by that."""
+        segment, n_tokens = path[0]
+        one.path = path
         one.tokens = n_tokens
         self.touch(one, now_s)
         self.through[segment][segment] = n_tokens

@@ -3,16 +3,16 @@
 from collections import deque
 from dataclasses import dataclass
 
-from kvnet.exchange.write_budget import WriteBudget
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.scoring import PeerScores, ScoreLimits
+from kvnet.protocol.scoring import ScoreLimits
 from simulations.policies.policy import Policy
 from simulations.workload.requests import Request
 from simulations.world.holdings import Held, Holdings
 from simulations.world.setup import NodeSetup
 from simulations.world.spans import Span
 from simulations.world.store import SimStore
+from simulations.world.swift import Bucket, Scores
 from simulations.world.tree import Path, PromptTree
 
 
@@ -95,7 +95,7 @@ class LiveCaches:
                 self.holdings.touch(before, now_s)
                 return
             self.used_bytes += size - before.tokens * self._token_bytes
-            self.holdings.extend(before, path[0][1], now_s)
+            self.holdings.extend(before, path, now_s)
             self._make_room(0)
             return
         if not system:
@@ -160,8 +160,8 @@ class Node:
         self.live = LiveCaches(tree, setup.live_bytes, setup.kv_bytes_per_token)
         day_bytes = policy.write_budget_bytes_day
         day_bytes = setup.write_budget_bytes_day if day_bytes is None else day_bytes
-        self.budget = WriteBudget(day_bytes, 0.0)
-        self.scores = PeerScores(ScoreLimits(doubt_s=policy.doubt_s))
+        self.budget = Bucket(day_bytes, 0.0)
+        self.scores = Scores(ScoreLimits(doubt_s=policy.doubt_s))
         self.up, self.down = Span(setup.link.up_bytes_s), Span(setup.link.down_bytes_s)
         self.present = True
         self.epoch = 0
@@ -177,7 +177,10 @@ class Node:
 
     def stored_tokens(self, path: Path, limit: int) -> int:
         """Tokens of a prompt that its disk has; at most `limit`."""
-        return min(self.store.longest(path), limit)
+        found = self.store.holdings.longest(path)
+        if found < BLOCK_TOKENS:
+            return 0
+        return min(found, limit)
 
     def blocks_from(self, n_tokens: int, held_tokens: int) -> int:
         """Blocks that have to come for `n_tokens` tokens, whole ones of `held_tokens` being here."""

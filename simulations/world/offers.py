@@ -5,7 +5,8 @@ trip. A member that is gone without a word is asked too, as long as its session 
 another that has as much has answered. Whom the tables do not name the DHT may.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from kvnet.exchange.lookups import MAX_DIALS
@@ -15,7 +16,7 @@ from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from simulations.policies.policy import Policy
 from simulations.world.node import Job, Node
 from simulations.world.places import Places
-from simulations.world.store import Holders
+from simulations.world.store import Holders, alike
 from simulations.world.tree import NOWHERE
 
 MAX_PROVIDERS: Final = 4
@@ -61,7 +62,8 @@ class Directory:
         self._holders = holders
         self._places = places
         self._checkpoints = policy.checkpoints
-        self._announced: dict[int, frozenset[int]] = {}
+        self._announced = _Announced(policy.checkpoints)
+        self._one_model = len({node.setup.model for node in nodes}) == 1
         self._depths: dict[int, list[int]] = {}
 
     def among_members(self, node: Node, job: Job, now_s: float) -> Heard:
@@ -82,6 +84,7 @@ class Directory:
 
     def dht_depths(self, n_tokens: int) -> list[int]:
         """Tokens up to each checkpoint of a prompt that is looked for in the DHT."""
+        n_tokens = alike(n_tokens)
         depths = self._depths.get(n_tokens)
         if depths is None:
             depths = [depth * BLOCK_TOKENS for depth in self._checkpoints(n_tokens)[-MAX_DHT_QUERIES:]]
@@ -114,35 +117,30 @@ class Directory:
     def _named(self, holders: dict[int, int], depths: list[int]) -> list[int]:
         """Who announced any of these depths, the deepest first."""
         named: dict[int, None] = {}
+        announced = self._announced
         for depth in reversed(depths):
-            records = 0
+            records, block = 0, depth // BLOCK_TOKENS
             for number, extent in holders.items():
-                if extent >= depth and self._announces(extent, depth):
+                if extent >= depth and block in announced[extent // BLOCK_TOKENS]:
                     named[number] = None
                     records += 1
                     if records == RECORDS_OF_A_KEY:
                         break
         return list(named)
 
-    def _announces(self, extent: int, depth: int) -> bool:
-        """Whether an artifact that ends there is announced at a depth."""
-        n_blocks = extent // BLOCK_TOKENS
-        known = self._announced.get(n_blocks)
-        if known is None:
-            known = self._announced[n_blocks] = frozenset(self._checkpoints(n_blocks * BLOCK_TOKENS))
-        return depth // BLOCK_TOKENS in known
-
     def _of_segment(self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float) -> Heard:
         """More tokens come first, then whom most have; copies of different origin are different bytes."""
         holders, least = self._holders[segment], (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
-        extents = {number: min(holders[number], end) for number in numbers}
+        extents = {number: holders[number] for number in numbers}
+        if extents and max(extents.values()) > end:
+            extents = {number: min(extent, end) for number, extent in extents.items()}
         longest, found, asked, silent = 0, list[Node](), 0, False
         while extents and not found:
             longest = max(extents.values())
             if longest < least:
                 break
             farthest = [number for number, extent in extents.items() if extent == longest]
-            found = [other for number in farthest if self._may_ask(node, other := self._nodes[number], now_s)]
+            found = self._askable(node, farthest, now_s)
             asked += len(farthest)
             silent |= not found
             for number in farthest:
@@ -152,16 +150,36 @@ class Directory:
             return Heard(None, asked, silent)
         if len(found) == 1:
             return Heard(Offered(n_tokens, segment, (found[0],)), asked, silent)
-        by_origin: dict[int, list[Node]] = {}
-        for other in found:
-            by_origin.setdefault(other.store.origins.get(segment, NOWHERE), []).append(other)
-        _, group = min(by_origin.items(), key=lambda item: (-len(item[1]), item[0]))
+        origins = [other.store.origins.get(segment, NOWHERE) for other in found]
+        counted = Counter(origins)
+        if len(counted) == 1:
+            group = found
+        else:
+            best = min(counted, key=lambda origin: (-counted[origin], origin))
+            group = [other for other, origin in zip(found, origins, strict=True) if origin == best]
         order = node.scores.order([other.peer for other in group], now_s) if len(group) > 1 else [group[0].peer]
         known = {other.peer: other for other in group}
         return Heard(Offered(n_tokens, segment, tuple(known[peer] for peer in order[:MAX_PROVIDERS])), asked, silent)
 
-    def _may_ask(self, node: Node, other: Node, now_s: float) -> bool:
-        return self._places.reachable(node, other) and not node.scores.banned(other.peer, now_s)
+    def _askable(self, node: Node, numbers: list[int], now_s: float) -> list[Node]:
+        """Those of some nodes that can be reached and are not banned."""
+        others = [self._nodes[number] for number in numbers]
+        if self._one_model and node.present and node.scores.all_welcome and not self._places.is_cut:
+            return [other for other in others if other.present]
+        reachable = [other for other in others if self._places.reachable(node, other)]
+        return [other for other in reachable if not node.scores.banned(other.peer, now_s)]
+
+
+class _Announced(dict[int, frozenset[int]]):
+    """At which blocks an artifact of so many whole blocks is announced."""
+
+    def __init__(self, checkpoints: Callable[[int], list[int]]) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+
+    def __missing__(self, n_blocks: int) -> frozenset[int]:
+        known = self[n_blocks] = frozenset(self._checkpoints(n_blocks * BLOCK_TOKENS))
+        return known
 
 
 def local_seconds(machine: Machine, n_prompt: int, live_tokens: int, stored_tokens: int, token_bytes: int) -> float:

@@ -6,6 +6,8 @@ spans, are looked at again.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
 
 
 class Span:
@@ -14,15 +16,16 @@ class Span:
     Attributes:
         bytes_s: what it carries.
         flows: those that run over it.
-        left, count: while it is shared: what is not given away yet, and to how many flows it will be.
+        left, count, each: while it is shared: what is not given away yet, to how many flows it will be, and what that
+            is for each of them.
     """
 
-    __slots__ = ("bytes_s", "count", "flows", "left")
+    __slots__ = ("bytes_s", "count", "each", "flows", "left")
 
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s
         self.flows: dict[Flow, None] = {}
-        self.left = bytes_s
+        self.left = self.each = bytes_s
         self.count = 0
 
 
@@ -83,23 +86,23 @@ def share(flows: list[Flow]) -> None:
     spans = list(dict.fromkeys(span for flow in flows for span in flow.spans))
     for span in spans:
         span.left, span.count = span.bytes_s, len(span.flows)
+        span.each = span.left / span.count
     for flow in flows:
         flow.bytes_s = UNSETTLED
     while spans:
-        narrowest = min(spans, key=_for_each)
-        least = _for_each(narrowest)
+        narrowest = min(spans, key=_EACH)
+        least = narrowest.each
         for flow in narrowest.flows:
             if flow.bytes_s < 0:
                 flow.bytes_s = least
                 for span in flow.spans:
                     span.left -= least
                     span.count -= 1
+                    if span.count:
+                        # Never below 0 by rounding.
+                        span.each = span.left / span.count if span.left > 0 else 0.0
         spans = [span for span in spans if span.count]
 
 
-UNSETTLED = -1.0
-
-
-def _for_each(span: Span) -> float:
-    """What a span has left for each flow that is not settled; never below 0 by rounding."""
-    return max(0.0, span.left) / span.count
+UNSETTLED: Final = -1.0
+_EACH: Final = attrgetter("each")

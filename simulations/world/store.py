@@ -18,6 +18,12 @@ Holders = dict[int, dict[int, int]]
 """For each segment, the nodes whose disk holds some of it, and up to how many tokens of a prompt."""
 
 
+def alike(n_tokens: int) -> int:
+    """The least number of tokens with the same whole and begun blocks: its checkpoints are the same."""
+    begun = n_tokens % BLOCK_TOKENS
+    return n_tokens - begun + 1 if begun else n_tokens
+
+
 class SimStore:
     """Artifacts of one node.
 
@@ -92,7 +98,7 @@ class SimStore:
                 holdings.touch(before, now_s)
                 return 0
             self.n_keys -= self._keys_of(before)
-            if holdings.extend(before, n_tokens, now_s):
+            if holdings.extend(before, path, now_s):
                 self.holders[segment][self._node] = n_tokens
             self.n_keys += self._keys_of(before)
             return new_bytes
@@ -141,9 +147,10 @@ class SimStore:
 
     def _keys_of(self, one: Held) -> int:
         """Keys that an artifact is announced under: its checkpoints and itself."""
-        n_keys = self._keys.get(one.tokens)
+        tokens = alike(one.tokens)
+        n_keys = self._keys.get(tokens)
         if n_keys is None:
-            n_keys = self._keys[one.tokens] = len(self._checkpoints(one.tokens)) + 1
+            n_keys = self._keys[tokens] = len(self._checkpoints(tokens)) + 1
         return n_keys
 
     def _fits(self, n_bytes: int) -> bool:

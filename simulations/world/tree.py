@@ -40,6 +40,12 @@ class PromptTree:
             segment = parent[segment]
         return parts
 
+    def longer(self, path: Path, segment: int, n_tokens: int) -> Path:
+        """`path(segment, n_tokens)`, when `path` is that of a shorter prompt there."""
+        if path and path[0][0] == segment:
+            return [(segment, n_tokens), *path[1:]]
+        return self.path(segment, n_tokens)
+
     @staticmethod
     def cut(path: Path, n_tokens: int) -> Path:
         """The beginning of a prompt's path, up to `n_tokens` tokens."""

@@ -15,7 +15,6 @@ from kvnet.exchange.admission import Signals
 from kvnet.exchange.finder import DHT_WORTH_S, MAX_CANDIDATES, MIN_LOOKUP_S, WORTH_ASKING_S
 from kvnet.exchange.lookups import DHT_SHARE
 from kvnet.exchange.planning import SHOWING_ROUND_TRIPS, asking_could_win, link_to
-from kvnet.exchange.write_budget import Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
 from kvnet.protocol.cost import EvenOffer, Link, best_cut
@@ -229,9 +228,10 @@ class World:
         if offered is None:
             self.clock.at(now_s + spent_s, self._queue, node, job)
             return
-        rtt_s = min(self.places.rtt_s(node, each) for each in offered.providers)
-        for each in offered.providers:
-            node.scores.answered(each.peer, self.places.rtt_s(node, each), now_s)
+        rtts_s = [self.places.rtt_s(node, each) for each in offered.providers]
+        rtt_s = min(rtts_s)
+        for each, each_s in zip(offered.providers, rtts_s, strict=True):
+            node.scores.answered(each.peer, each_s, now_s)
         link = link_to((each.peer for each in offered.providers), node.scores, now_s, node.decode_bytes_s)
         shown = Link(link.peer, link.rtt_s * (1 + SHOWING_ROUND_TRIPS), link.bytes_s, link.decode_bytes_s)
         cut, _ = best_cut(node.machine, n_prompt, held, self._offer(node, offered, shown, stored), local_s)
@@ -323,7 +323,7 @@ class World:
             self.counts["given_up"] += 1
         if brought.provider is not None and brought.n_bytes:
             node.counted.ssd_written_bytes += brought.n_bytes
-            node.budget.spend(brought.n_bytes, Writing.FETCHED, self.clock.now)
+            node.budget.spend(brought.n_bytes, self.clock.now)
         if brought.n_tokens > job.held_tokens and brought.provider is not None:
             # Whole blocks of it are there for others too; behind the last, tokens of a block that only begins alike.
             path = PromptTree.cut(job.path, brought.n_tokens)
@@ -428,7 +428,7 @@ class World:
             return
         request, now_s, path = job.request, self.clock.now, job.path
         if self._follow and request.n_output:
-            path = self.tree.path(request.segment, request.n_input + request.n_output)
+            path = self.tree.longer(path, request.segment, request.n_input + request.n_output)
             self.checks.truth.computed(path)
         if not self._stores:
             return
@@ -457,7 +457,7 @@ class World:
         self.counts["kept"] += 1
         node.counted.ssd_written_bytes += n_bytes
         node.counted.kept_bytes += n_bytes
-        node.budget.spend(n_bytes, Writing.KEPT, now_s)
+        node.budget.spend(n_bytes, now_s)
         node.store.supersede(kept)
         if self._peers:
             node.counted.announce_messages += len(node.members)

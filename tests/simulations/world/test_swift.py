@@ -1,0 +1,36 @@
+"""What is computed sooner in another way is the same, to the last bit."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvnet.exchange.write_budget import WriteBudget, Writing
+from kvnet.protocol.cost import PrefillSpeed, SpeedPoint
+from simulations.world.swift import Bucket, RememberedSpeed
+
+TOKENS = st.integers(0, 200_000)
+
+
+@given(st.dictionaries(TOKENS, st.floats(0.1, 1e6), min_size=1, max_size=4), st.lists(st.tuples(TOKENS, TOKENS)))
+def test_a_remembered_speed_is_the_speed(points: dict[int, float], asked: list[tuple[int, int]]) -> None:
+    speed = PrefillSpeed(SpeedPoint(*point) for point in points.items())
+    remembered = RememberedSpeed(speed)
+    for first, end in [*asked, *asked]:
+        assert remembered.seconds(first, end) == speed.seconds(first, end)
+    assert remembered.turns(0.001) == speed.turns(0.001)
+    assert remembered.tokens_s(5000) == speed.tokens_s(5000)
+
+
+@given(
+    st.integers(0, 10**12),
+    st.lists(
+        st.tuples(st.floats(-100.0, 1e6), st.integers(-5, 10**11), st.sampled_from([Writing.KEPT, Writing.FETCHED]))
+    ),
+)
+def test_a_bucket_holds_what_the_write_budget_holds(day_bytes: int, spent: list[tuple[float, int, Writing]]) -> None:
+    budget, bucket, now_s = WriteBudget(day_bytes, 0.0), Bucket(day_bytes, 0.0), 0.0
+    for elapsed_s, n_bytes, writing in spent:
+        now_s += elapsed_s
+        assert bucket.left_bytes(now_s) == budget.left_bytes(now_s)
+        budget.spend(n_bytes, writing, now_s)
+        bucket.spend(n_bytes, now_s)
+        assert bucket.left_bytes(now_s + 1) == budget.left_bytes(now_s + 1)
