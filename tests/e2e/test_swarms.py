@@ -68,7 +68,11 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
     artifact = artifact_text(hold(kvnet))
     kvnet.start()
     other.start()
-    joined = other.json("join", invited(kvnet, "--device"), "--name", "bob")
+    invitation = invited(kvnet, "--device")
+    own = kvnet("join", invitation)
+    assert (own.code, "by this machine" in own.stderr) == (2, True), "and it is not used up by that"
+    joined = other.json("join", invitation, "--name", "bob")
+    assert len(joined["members"]) == 1, "whom it shares with, not itself"
     assert (joined["changed"], joined["running"], joined["role"]) == (True, True, "device")
     third.start()
     assert third.json("join", invited(other, "--device"), "--name", "cat")["swarm"] == "mine"
@@ -101,8 +105,12 @@ def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, oth
     assert (joined["swarm"], joined["running"]) == ("friends", False)
     assert other.json("join", made["invitation"])["changed"] is False
     shared = kvnet.json("share", artifact, "--to", "team")
-    assert shared["members"] == 2
+    assert shared["members"] == 1, "the other one"
     (theirs,) = shared["artifacts"]
+    scopes = {each["artifact"]: each["scope"] for each in kvnet.json("list")["artifacts"]}
+    assert scopes == {artifact: "mine", theirs: "team"}
+    assert "own in team pinned" in kvnet("list").stdout
+    assert kvnet.json("show", theirs)["scope"] == "team"
     assert other.json("fetch", theirs)["complete"] is True
     assert other("fetch", artifact).code == 60
     assert [(each["name"], each["role"], each["members"]) for each in other.json("swarm", "list")["swarms"]] == [

@@ -37,6 +37,7 @@ def list_artifacts(*, context: Context) -> None:
                     word
                     for word, shown in (
                         ("own", entry.own),
+                        (f"in {entry.scope}", entry.scope not in {"", "mine"}),
                         (f"lossy ({entry.codec})", entry.lossy),
                         ("pinned", entry.pinned),
                         ("incomplete", not entry.complete),
@@ -80,7 +81,7 @@ def _render_show(result: ShowResult) -> str:
         ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}{', REVOKED' if result.revoked else ''}"),
         ("signer", f"{result.signer}{' (own)' if result.own else ''}"),
         ("policy", f"{result.policy}: {result.verdict}"),
-        ("namespace", result.namespace),
+        ("namespace", f"{result.scope}, {result.namespace}" if result.scope else result.namespace),
         ("created", created),
         ("ticket", result.ticket),
         *((f"producer {key}", value) for key, value in result.producer.items()),

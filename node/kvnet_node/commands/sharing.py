@@ -25,7 +25,7 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
     context.output.result(result, lambda shared: "\n".join(shared.artifacts))
     state = "was shared with" if result.existed else "is shared with"
     context.output.message(
-        f"{artifact} {state} {result.swarm}: {format_counted(result.members, 'member')} can read {_what(result)}\n"
+        f"{artifact} {state} {result.swarm}: {_readers(result)} can read {_what(result)}\n"
         f"a member fetches it with: kvnet fetch {result.ticket or result.artifacts[0]} --name NAME\n"
         f"kvnet rm {result.artifacts[0]} offers it no longer; what members have fetched they keep"
     )
@@ -34,6 +34,11 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
             f"members of {result.swarm} do not know {', '.join(result.strangers)}, who computed some of it, and will "
             "not use it: share it from that machine, or invite that machine too"
         )
+
+
+def _readers(result: ShareResult) -> str:
+    others = format_counted(result.members, "other member")
+    return others if result.members else "whoever joins it (kvnet invite --colleague; nobody has yet)"
 
 
 def publish(artifact: str, /, *, yes: bool = False, context: Context) -> None:

@@ -173,9 +173,10 @@ def _joined_text(result: JoinResult) -> str:
     if not result.changed:
         lines = [f"this machine is in {result.swarm} already"]
     elif result.role == "device":
-        lines = [f"this machine shares everything in mine with {', '.join(result.members)}; invited by {who}"]
+        others = ", ".join(result.members) or who
+        lines = [f"this machine shares everything in mine with {others}; invited by {who}"]
     else:
-        lines = [f"joined the swarm {result.swarm}, invited by {who}; members: {', '.join(result.members)}"]
+        lines = [f"joined the swarm {result.swarm}, invited by {who}; other members: {', '.join(result.members)}"]
     if result.kept:
         lines.append(f"the namespace that was mine is kept, as {result.kept[:16]}")
     if not result.running:

@@ -22,10 +22,18 @@ async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.Lis
     records = await services.lane.run(services.store.artifacts)
     names = await services.lane.run(services.names.by_artifact)
     policy = services.identity.policy()
-    return r.ListResult([_summary(record, names.get(record.hash, []), policy) for record in records])
+    scopes = _scopes(services)
+    return r.ListResult([_summary(record, names.get(record.hash, []), policy, scopes) for record in records])
 
 
-def _summary(record: ArtifactRecord, names: list[NamedVersion], policy: TrustPolicy) -> r.ArtifactSummary:
+def _scopes(services: Services) -> dict[bytes, str]:
+    """What the namespaces of this node are called, by their ids."""
+    return {bytes(each.id): each.name for each in services.identity.namespaces()}
+
+
+def _summary(
+    record: ArtifactRecord, names: list[NamedVersion], policy: TrustPolicy, scopes: dict[bytes, str]
+) -> r.ArtifactSummary:
     manifest = record.manifest
     return r.ArtifactSummary(
         artifact=artifact_text(record.hash),
@@ -41,6 +49,7 @@ def _summary(record: ArtifactRecord, names: list[NamedVersion], policy: TrustPol
         created=manifest.created,
         model=next((version.model for version in names if version.model), ""),
         revoked=not policy.may_serve(manifest),
+        scope=scopes.get(manifest.namespace, ""),
     )
 
 
@@ -69,6 +78,7 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
         policy=services.identity.policy_name,
         verdict=f"refused, {verdict.text}" if isinstance(verdict, Refusal) else "accepted",
         namespace=manifest.namespace.hex(),
+        scope=_scopes(services).get(manifest.namespace, ""),
         created=manifest.created,
         producer=_producer(record),
         fingerprint=_fingerprint(record),

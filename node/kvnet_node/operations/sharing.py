@@ -35,6 +35,7 @@ async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareR
     hashes = [each.record.hash for each in shared]
     roster = services.memberships.rosters.roster(namespace.id)
     known = set(roster.members) if roster is not None else set()
+    own = {key.public for key in services.identity.publisher_keys()}
     sources = {span.publisher for each in shared for span in each.record.manifest.derived_from}
     return r.ShareResult(
         swarm=namespace.name,
@@ -45,7 +46,7 @@ async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareR
         has_context=record.manifest.context_size_bytes > 0,
         existed=bool(shared) and all(each.existed for each in shared),
         strangers=sorted(publisher_text(each) for each in sources - known) if roster is not None else [],
-        members=len(known),
+        members=len(known - own),
         ticket=services.ticket(hashes[0], serving=ctx.serving) if hashes else "",
     )
 

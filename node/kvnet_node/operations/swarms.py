@@ -61,6 +61,12 @@ async def join(ctx: OperationContext, request: r.JoinRequest) -> r.JoinResult:
         keep_old=request.keep_old,
         count=services.store.count,
     )
+    own = {key.public for key in services.identity.publisher_keys()}
+    if not joined.changed and signed.signer in own:
+        raise UsageError(
+            "expected an invitation by another machine, found one by this machine",
+            hint="paste it on the machine that is to join: kvnet join -",
+        )
     inviter = joined.roster.members.get(joined.inviter)
     return r.JoinResult(
         swarm=joined.namespace.name,
@@ -68,7 +74,7 @@ async def join(ctx: OperationContext, request: r.JoinRequest) -> r.JoinResult:
         role=joined.role,
         inviter=publisher_text(joined.inviter) if joined.inviter else "",
         inviter_label=escape_text(inviter.label) if inviter is not None else "",
-        members=[_called(each) for each in joined.roster.members.values()],
+        members=[_called(each) for each in joined.roster.members.values() if each.publisher not in own],
         kept=joined.kept.hex() if joined.kept is not None else "",
         changed=joined.changed,
         running=ctx.serving,

@@ -6,7 +6,7 @@ from kvnet_node.operations.requests.base import Request, Result
 
 
 class ArtifactSummary(msgspec.Struct, frozen=True):
-    """One artifact in a list."""
+    """One artifact in a list; ``scope`` is what its namespace is called here, "" when this node is not in it."""
 
     artifact: str
     names: list[str]
@@ -21,6 +21,7 @@ class ArtifactSummary(msgspec.Struct, frozen=True):
     model: str = ""
     lossy: bool = False
     revoked: bool = False
+    scope: str = ""
 
 
 class ListRequest(Request, frozen=True):
@@ -55,6 +56,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     """Everything a manifest says, and what is held of it.
 
     Attributes:
+        scope: what its namespace is called here; "" when this node is not in it.
         verdict: whose rules accept it: "accepted" or the reason of the refusal.
         held_chunks: chunks held, of ``chunks``.
         fingerprint: named parts of the fingerprint, digests in hex.
@@ -90,6 +92,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     revoked: bool = False
     revocations: list[str] = []
     attestations: list[str] = []
+    scope: str = ""
 
 
 class VerifyRequest(Request, frozen=True):

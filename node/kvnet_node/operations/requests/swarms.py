@@ -70,7 +70,7 @@ class JoinResult(Result, frozen=True, tag="join"):
         role: ``device`` or ``colleague``.
         inviter: publisher text of who let this node in.
         inviter_label: what people call it.
-        members: labels of the members known now, this node's own included.
+        members: labels of the other members known now.
         kept: id of the namespace that was ``mine`` and is kept; empty for none.
         changed: False when this node was a member already.
         running: it counts in a running node already.
@@ -211,7 +211,7 @@ class ShareResult(Result, frozen=True, tag="share"):
         has_context: the messages of a named context are in it.
         existed: it was shared before.
         strangers: publisher texts of sources that the members do not know, and so do not use it.
-        members: how many members can read it; 0 for everybody.
+        members: how many other members can read it; 0 for everybody, or when there are none yet.
         ticket: what somebody there fetches it with.
     """
 
