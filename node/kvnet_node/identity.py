@@ -25,7 +25,7 @@ from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import Refusal, TrustPolicy
 from kvnet_node.invitations import InvitationBook
-from kvnet_node.paths import DataPaths, write_private
+from kvnet_node.paths import DataPaths, keep_private, write_private
 from kvnet_node.swarms import SwarmFiles, check_private, read_bounded
 
 SEED_BYTES = 32
@@ -239,7 +239,7 @@ class NodeIdentity:
         return matching[0].publisher
 
     def _write_trusted(self, publishers: list[TrustedPublisher]) -> None:
-        write_private(
+        keep_private(
             self._paths.trusted_file, msgspec.json.format(msgspec.json.encode(_TrustedFile(publishers))) + b"\n"
         )
         self._trusted = publishers

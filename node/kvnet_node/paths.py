@@ -5,13 +5,16 @@ readable by its owner alone and is left out of Time Machine, which would otherwi
 be computed again.
 """
 
+import logging
 import os
 import platform
 import plistlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvnet.errors import ConfigError
+from kvnet.errors import ConfigError, StoreError
+
+_log = logging.getLogger(__name__)
 
 TIME_MACHINE_ATTRIBUTE = "com.apple.metadata:com_apple_backup_excludeItem"
 """The extended attribute by which macOS marks a path as left out of backups (what ``tmutil addexclusion`` sets)."""
@@ -248,3 +251,26 @@ def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def keep_private(path: Path, data: bytes) -> None:
+    """`write_private` of something that a node cannot go on without.
+
+    Raises:
+        StoreError: it cannot be written; what was there before is there still.
+    """
+    try:
+        write_private(path, data)
+    except OSError as error:
+        raise StoreError(
+            f"expected to write {path}, found that it cannot be: {error.strerror or error}",
+            hint="make room on the drive, or look at the rights of the directory",
+        ) from error
+
+
+def note_private(path: Path, data: bytes) -> None:
+    """`write_private` of something that is only forgotten at the next start when it cannot be written."""
+    try:
+        write_private(path, data)
+    except OSError as error:
+        _log.warning("%s is not written: %s", path.name, error.strerror or error)

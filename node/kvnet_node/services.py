@@ -38,7 +38,7 @@ from kvnet_node.identity import NodeIdentity
 from kvnet_node.membership import Memberships
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.neighbours import Surroundings
-from kvnet_node.paths import write_private
+from kvnet_node.paths import note_private
 from kvnet_node.removals import Removals
 from kvnet_node.savings import Savings
 from kvnet_node.speeds import Speeds
@@ -238,10 +238,10 @@ class Services:
             last_s = msgspec.json.decode(self.paths.scrub_file.read_bytes(), type=float)
         except (FileNotFoundError, msgspec.DecodeError):
             last_s = time.time()
-            write_private(self.paths.scrub_file, msgspec.json.encode(last_s))
+            note_private(self.paths.scrub_file, msgspec.json.encode(last_s))
 
         def done(found: Scrubbed) -> None:
-            write_private(self.paths.scrub_file, msgspec.json.encode(time.time()))
+            note_private(self.paths.scrub_file, msgspec.json.encode(time.time()))
             _log.info("store scrubbed", chunks=found.chunks, bad=found.bad, repaired=len(found.repaired))
 
         scrubber = Scrubber(self.store, self.lane, self._repair_unasked)

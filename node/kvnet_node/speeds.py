@@ -12,7 +12,7 @@ import msgspec
 from kvnet.engine.interface import ModelInfo
 from kvnet.format.codecs import Codec
 from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
-from kvnet_node.paths import write_private
+from kvnet_node.paths import keep_private, note_private
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Speeds:
         speed = n_tokens / seconds
         before = self._known.get(str(model), speed)
         self._known[str(model)] = NEWEST_SHARE * speed + (1 - NEWEST_SHARE) * before
-        write_private(self._file, msgspec.json.encode(self._known))
+        note_private(self._file, msgspec.json.encode(self._known))
 
     def calibration(self, info: ModelInfo) -> Calibration | None:
         """The calibration of a model on this device; ``None`` when there is none."""
@@ -116,7 +116,7 @@ class Speeds:
     def calibrated(self, calibration: Calibration) -> None:
         """Keep a calibration; it takes the place of the model's last one."""
         self._calibrations[calibration.fingerprint] = calibration
-        write_private(self._calibrations_file, msgspec.json.format(msgspec.json.encode(self._calibrations)))
+        keep_private(self._calibrations_file, msgspec.json.format(msgspec.json.encode(self._calibrations)))
 
     def machine(self, info: ModelInfo) -> Machine | None:
         """What this machine does with a model: calibrated, else from ordinary requests, else ``None``."""

@@ -12,6 +12,7 @@ Every file is 0600. A namespace is written before what is known of it, so that a
 members are not known yet; joining or inviting again mends that.
 """
 
+import contextlib
 import re
 import secrets
 import stat
@@ -26,7 +27,7 @@ from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet.exchange.rosters import Scope
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file, encode_namespace_file
-from kvnet_node.paths import write_private
+from kvnet_node.paths import keep_private
 
 MINE: Final = "mine"
 RESERVED_NAMES: Final = frozenset({MINE, "public", "kept", "former"})
@@ -88,7 +89,7 @@ class SwarmFiles:
         """
         mine = self._directory / "mine.kvns"
         if not mine.exists():
-            write_private(mine, encode_namespace_file(fresh_namespace(MINE)))
+            keep_private(mine, encode_namespace_file(fresh_namespace(MINE)))
         kept, swarms = (sorted(self._directory.glob(f"{kind}-*.kvns")) for kind in ("kept", "swarm"))
         files: dict[NamespaceId, tuple[Path, Namespace]] = {}
         for path in [mine, *kept, *swarms]:
@@ -111,7 +112,8 @@ class SwarmFiles:
             namespace = read_namespace(path)
             old = self._now() - millis / 1000 > FORMER_LIFE_S
             if old or namespace.id not in there or len(former) >= MAX_FORMER:
-                path.unlink()
+                with contextlib.suppress(OSError):  # where nothing can be written it is passed over all the same
+                    path.unlink()
             else:
                 former.append(Namespace(namespace.name, namespace.prefix_secret, namespace.lookup_secret, former=True))
         return tuple(former)
@@ -258,10 +260,10 @@ class SwarmFiles:
             self._replace(self._files[old.id][0], new)
         else:
             kept = self._keep(old, count(old.id), keep_old=keep_old, becomes=new.id)
-            write_private(self._directory / "mine.kvns", encode_namespace_file(new))
+            keep_private(self._directory / "mine.kvns", encode_namespace_file(new))
             for path, namespace in list(self._files.values()):
                 if namespace.id == new.id:
-                    path.unlink()
+                    _remove(path)
         if known is not None:
             self.know(new.id, known)
         self.load()
@@ -296,7 +298,7 @@ class SwarmFiles:
         if not held:
             return None
         self._check_keeping(held, keep_old=keep_old, becomes=becomes)
-        write_private(self._directory / f"kept-{old.id.hex()[:16]}.kvns", encode_namespace_file(old))
+        keep_private(self._directory / f"kept-{old.id.hex()[:16]}.kvns", encode_namespace_file(old))
         return old.id
 
     def leave(self, name: str) -> Namespace:
@@ -313,7 +315,7 @@ class SwarmFiles:
         swarm = self.named(name)
         if swarm is None:
             raise no_swarm(name)
-        self._files[swarm.id][0].unlink()
+        _remove(self._files[swarm.id][0])
         self._write_known({each: known for each, known in self._known.items() if each != swarm.id.hex()})
         self.load()
         return swarm
@@ -328,8 +330,8 @@ class SwarmFiles:
         held = self._files[new.id][1]
         if held.lookup_secret != new.lookup_secret:
             former = f"former-{new.id.hex()[:16]}-{int(self._now() * 1000)}.kvns"
-            write_private(self._directory / former, encode_namespace_file(held))
-        write_private(path, encode_namespace_file(new))
+            keep_private(self._directory / former, encode_namespace_file(held))
+        keep_private(path, encode_namespace_file(new))
         self.load()
 
     def know(self, namespace: NamespaceId, known: Known) -> None:
@@ -338,13 +340,25 @@ class SwarmFiles:
 
     def _write_known(self, known: dict[str, Known]) -> None:
         data = msgspec.json.format(msgspec.json.encode(_File(1, known))) + b"\n"
-        write_private(self._scopes_file, data)
+        keep_private(self._scopes_file, data)
         self._known = known
         self._scopes = self._scopes_now()
 
     def _put(self, swarm: Namespace) -> None:
-        write_private(self._directory / f"swarm-{swarm.name}.kvns", encode_namespace_file(swarm))
+        keep_private(self._directory / f"swarm-{swarm.name}.kvns", encode_namespace_file(swarm))
         self.load()
+
+
+def _remove(path: Path) -> None:
+    """Delete a file that may be gone already.
+
+    Raises:
+        StoreError: it cannot be deleted.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"expected to delete {path}, found that it cannot be: {error.strerror or error}") from error
 
 
 def no_swarm(name: str) -> UsageError:

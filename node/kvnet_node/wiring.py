@@ -42,7 +42,7 @@ from kvnet_node.guest.guest import Guest, this_machine
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.neighbours import Surroundings
-from kvnet_node.paths import write_private
+from kvnet_node.paths import note_private
 from kvnet_node.prompts.normalise import Rules
 from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
 from kvnet_node.services import Services
@@ -283,7 +283,7 @@ def _remember_port(settings: "Settings", services: Services) -> None:
     for address in services.addresses():
         parts = address.split("/")
         if "tcp" in parts:
-            write_private(
+            note_private(
                 settings.paths.listen_file, msgspec.json.encode(_ListenFile(int(parts[parts.index("tcp") + 1])))
             )
             return

@@ -143,3 +143,23 @@ async def test_removed_member_that_proves_the_old_secret_counts_as_no_member(
     assert [namespace.former for namespace in session.opened.namespaces.values()] == [True]
     # So it is neither told how this node is, nor asked for its models.
     assert (session.slots, session.member_slots) == ({}, [])
+
+
+async def test_member_whose_disk_takes_nothing_lives_on_and_follows_a_rekeying_when_it_does_again(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await start_member(world, nursery, tmp_path, name) for name in "abc"]
+    await b.join(await a.invite())
+    await c.join(await a.invite())
+    await met(a, b, c)
+    place = tmp_path / "c-data" / "namespaces"
+    aside = place.rename(tmp_path / "aside")
+    place.write_bytes(b"no directory: nothing can be written here, not even by root")
+    await a.memberships.remove("team", "b")
+    await met(a, c)
+    assert c.members() == {"a", "c"}
+    place.unlink()
+    aside.rename(place)
+    await met(a, c)
+    await met(a, c)
+    assert c.identity.swarms.named("team") == a.identity.swarms.named("team")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvnet_node.paths import write_private
+from kvnet_node.paths import keep_private
 
 
 class _PauseFile(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Pause:
 
     def begin(self, until_s: float = math.inf) -> None:
         """Pause until a time in seconds since 1970, or until it is ended."""
-        write_private(self._file, msgspec.json.encode(_PauseFile(until_s if math.isfinite(until_s) else None)))
+        keep_private(self._file, msgspec.json.encode(_PauseFile(until_s if math.isfinite(until_s) else None)))
         self._until_s = until_s
 
     def end(self) -> bool:

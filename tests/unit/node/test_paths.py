@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.errors import ConfigError
-from kvnet_node.paths import default_cache_dir, default_data_dir, prepare_data_dir, write_private
+from kvnet.errors import ConfigError, StoreError
+from kvnet_node.paths import (
+    default_cache_dir,
+    default_data_dir,
+    keep_private,
+    note_private,
+    prepare_data_dir,
+    write_private,
+)
 
 
 def mode_of(path: Path) -> int:
@@ -75,3 +82,13 @@ def test_a_private_file_is_never_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_private(tmp_path / "link", b"secret", replace=False)
     assert not target.exists()
+
+
+def test_what_cannot_be_written_is_said_and_what_need_not_be_is_passed_over(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_bytes(b"no directory")
+    with pytest.raises(StoreError, match="cannot be"):
+        keep_private(taken / "file", b"data")
+    note_private(taken / "file", b"data")
+    note_private(tmp_path / "file", b"data")
+    assert (tmp_path / "file").read_bytes() == b"data"
