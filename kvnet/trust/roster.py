@@ -222,7 +222,7 @@ class _State:
             body = statement.body
             if isinstance(body, KeyRotation):
                 old, new = found.get(statement.signer), found.get(body.new)
-                if old is not None and new is not None and new.by is statement:
+                if old is not None and new is not None and (new.by is statement or _only_vouched_for(new)):
                     found[body.new] = _named_as(new, old)
                 continue
             said = _member(statement)
@@ -231,7 +231,7 @@ class _State:
                 continue
             if said.publisher == statement.signer:
                 found[said.publisher] = _named_as(known, said, role=known.role)
-            elif known.by is not None and isinstance(known.by.body, Rekey) and not known.label:
+            elif _only_vouched_for(known):
                 found[said.publisher] = _named_as(known, said)
         return found
 
@@ -250,6 +250,11 @@ def _says_more(known: Member, entering: Member) -> bool:
     """Whether a membership replaces another one: the later word of the same signer. Proofs stay free of circles so."""
     before, now = known.by, entering.by
     return before is not None and now is not None and before.signer == now.signer and _order(before) < _order(now)
+
+
+def _only_vouched_for(member: Member) -> bool:
+    """Whether a rekeying alone makes it a member, which says no name."""
+    return member.by is not None and isinstance(member.by.body, Rekey) and not member.label
 
 
 def _named_as(member: Member, said: Member, *, role: str = "") -> Member:

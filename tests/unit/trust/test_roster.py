@@ -154,6 +154,15 @@ def test_key_that_a_member_rotated_to_is_a_member_with_its_name() -> None:
     assert names(roster([*CHAIN, rotates("b", "x", 4), removed])) == "acd"
 
 
+def test_key_that_a_member_rotated_to_keeps_its_name_when_a_rekeying_vouches_for_it() -> None:
+    found = roster([*CHAIN, rotates("b", "x", 4), rekeys("a", 10, out="d", stay="abcx")])
+    member = found.members[key("x").public]
+    assert (member.label, member.role, member.invited_by) == ("b", "colleague", key("a").public)
+    # Nobody is renamed by the word of somebody else whose key it is not.
+    also = roster([*CHAIN, rotates("b", "c", 4), rekeys("a", 10, out="d", stay="abc")])
+    assert also.members[key("c").public].label == "c"
+
+
 def test_rotation_to_a_key_that_is_a_member_changes_nothing() -> None:
     found = roster([*CHAIN, rotates("c", "b", 9)])
     assert found.members[key("b").public].invited_by == key("a").public
