@@ -5,7 +5,10 @@ from hypothesis import strategies as st
 
 from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.protocol.cost import PrefillSpeed, SpeedPoint
-from simulations.world.swift import Bucket, RememberedSpeed
+from kvnet.protocol.fetch_peer import DropReason
+from kvnet.protocol.ids import PeerId
+from kvnet.protocol.scoring import PeerScores, ScoreLimits
+from simulations.world.swift import Bucket, RememberedSpeed, Scores
 
 TOKENS = st.integers(0, 200_000)
 
@@ -34,3 +37,16 @@ def test_a_bucket_holds_what_the_write_budget_holds(day_bytes: int, spent: list[
         budget.spend(n_bytes, writing, now_s)
         bucket.spend(n_bytes, now_s)
         assert bucket.left_bytes(now_s + 1) == budget.left_bytes(now_s + 1)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e4), st.integers(0, 2), st.sampled_from(DropReason))))
+def test_whoever_is_banned_is_banned(dropped: list[tuple[float, int, DropReason]]) -> None:
+    peers = [PeerId(bytes([number])) for number in range(3)]
+    scores, swift, now_s = PeerScores(ScoreLimits()), Scores(ScoreLimits()), 0.0
+    for elapsed_s, number, reason in dropped:
+        now_s += elapsed_s
+        scores.dropped(peers[number], reason, now_s)
+        swift.dropped(peers[number], reason, now_s)
+        assert [swift.banned(peer, now_s) for peer in peers] == [scores.banned(peer, now_s) for peer in peers]
+        assert swift.order(peers, now_s) == scores.order(peers, now_s)
+    assert swift.all_welcome == all(scores.banned_until_s(peer) < 0 for peer in peers)
