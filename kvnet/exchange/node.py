@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -23,6 +24,7 @@ from kvnet.exchange.transport import ChunkTransport, StreamTransport
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import ByteStream, Network, PeerInfo, ProviderHint, StreamKind
+from kvnet.network.serving import serve_stream
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.clock import clock_of, clock_word
 from kvnet.protocol.fetch import FetchLimits
@@ -444,14 +446,27 @@ class ExchangeNode:
         """Open the session and hold it; ``done`` when it is open or has failed."""
         try:
             stream = await self._network.open_stream(peer, StreamKind.CONTROL)
-            await self._hold_session(stream, Role.INITIATOR, done)
+            # As with a session that the peer has opened: a bug that it finds in a handler does not end the node.
+            await serve_stream(partial(self._dialled_control, done), stream)
         except KvnetError as error:
-            self._failed_until[peer] = trio.current_time() + SESSION_RETRY_S
-            self._session_errors[peer] = error
+            self._session_failed(peer, error)
         finally:
             done.set()
             if self._opening.get(peer) is done:
                 del self._opening[peer]
+
+    async def _dialled_control(self, opened: trio.Event, peer: PeerId, stream: ByteStream) -> None:
+        try:
+            await self._hold_session(stream, Role.INITIATOR, opened)
+        except KvnetError as error:
+            self._session_failed(peer, error)
+        except Exception:
+            self._failed_until[peer] = trio.current_time() + SESSION_RETRY_S
+            raise
+
+    def _session_failed(self, peer: PeerId, error: KvnetError) -> None:
+        self._failed_until[peer] = trio.current_time() + SESSION_RETRY_S
+        self._session_errors[peer] = error
 
     async def _accept_control(self, _peer: PeerId, stream: ByteStream) -> None:
         await self._hold_session(stream, Role.RESPONDER, trio.Event())

@@ -521,3 +521,24 @@ async def test_a_silent_claimant_of_more_leaves_an_honest_peer_the_time_to_deliv
     answered = await b.generate(PROMPT)
     assert (answered.text, answered.reused_tokens) == (cold.text, 1024)
     assert any(isinstance(request, GetManifest) for request in evil.requests)
+
+
+async def test_a_bug_that_a_session_finds_costs_that_session_and_not_the_node_whoever_has_dialled(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, c = [
+        await start_node(world, nursery, tmp_path, name, who=identity(name, trusts=["a", "b", "c"])) for name in "abc"
+    ]
+
+    async def stumble(session: object) -> None:
+        raise ValueError("a bug")
+
+    a.exchange.greet_with(stumble)
+    await a.exchange.connect(b.network.address)
+    await c.exchange.connect(a.network.address)
+    await trio.sleep(120)
+    assert {record.exc_info[0] for record in caplog.records if record.exc_info} == {ExceptionGroup}
+    added = await b.add(TOKENS)
+    await c.meet(b)
+    assert (await c.fetch(added.record.hash)).record.complete
+    assert a.exchange.addresses()
