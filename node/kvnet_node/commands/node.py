@@ -75,8 +75,11 @@ def _render_stop(result: StopResult) -> str:
 
 
 def status(*, context: Context) -> None:
-    """Show how this node is."""
-    context.output.result(context.run("status", StatusRequest(), StatusResult), render_status)
+    """Show how this node is; with --verbose what it has counted since its start, too."""
+    output = context.output
+    output.result(
+        context.run("status", StatusRequest(), StatusResult), lambda found: render_status(found, counted=output.verbose)
+    )
 
 
 def _render_writes(writes: WritesEntry) -> str:
@@ -112,8 +115,8 @@ def _render_serving(result: StatusResult) -> str:
     return f"nothing, {result.not_serving}{left}{resume}"
 
 
-def render_status(result: StatusResult) -> str:
-    """The status as named values."""
+def render_status(result: StatusResult, *, counted: bool = False) -> str:
+    """The status as named values; the node's counters, which are many, when wanted."""
     running = (
         f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
     )
@@ -135,8 +138,9 @@ def render_status(result: StatusResult) -> str:
         *(("engine", engine) for engine in result.engines),
         *(("memory", _render_live(live)) for live in result.live),
         ("reuse verified", verified),
-        *((name.replace("_", " "), format_count(count)) for name, count in sorted(result.counters.items())),
     ]
+    if counted:
+        items += [(name.replace("_", " "), format_count(count)) for name, count in sorted(result.counters.items())]
     return pairs(items)
 
 
