@@ -12,6 +12,7 @@ from kvnet.errors import KvnetError
 from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import blake3_hash
 from kvnet.protocol import gossip
+from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     MAX_TOLD_BYTES,
     Capability,
@@ -36,6 +37,8 @@ MAX_WAITING_TO_SEND = 4096
 """Statements waiting for one peer; what does not fit it gets when it asks."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Bytes of them."""
+MAX_PEERS_REMEMBERED = 1024
+"""Peers whose allowances outlast their sessions."""
 MEMBERS_ASKED = 2
 """Members asked at each look for what did not arrive."""
 
@@ -115,6 +118,7 @@ class Talks:
         self._limits = limits
         self._random = random
         self._talks: dict[PeerSession, Talk] = {}
+        self._allowances: dict[PeerId, tuple[gossip.Allowance, gossip.Allowance]] = {}
 
     def of(self, session: PeerSession | None) -> Talk | None:
         """The talk with a session that is open; begun with the peer's first word, or with the greeting."""
@@ -122,13 +126,22 @@ class Talks:
             return None
         talk = self._talks.get(session)
         if talk is None:
+            talk = self._talks[session] = Talk(session, *self._allowances_of(session.peer))
+        return talk
+
+    def _allowances_of(self, peer: PeerId) -> tuple[gossip.Allowance, gossip.Allowance]:
+        """What a peer may tell and ask: a new session is no new allowance."""
+        known = self._allowances.pop(peer, None)
+        if known is None:
             now, limits = trio.current_time(), self._limits
-            talk = self._talks[session] = Talk(
-                session,
+            known = (
                 gossip.Allowance(limits.statements_per_s, limits.statements_burst, now),
                 gossip.Allowance(limits.asks_per_s, limits.asks_burst, now),
             )
-        return talk
+        self._allowances[peer] = known
+        if len(self._allowances) > MAX_PEERS_REMEMBERED:
+            del self._allowances[next(iter(self._allowances))]
+        return known
 
     def listeners(self, namespaces: Collection[Namespace]) -> int:
         """Peers that are told of what is new in any of these namespaces, each counted once."""

@@ -6,7 +6,9 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
+from kvnet.errors import PeerRefusedError
 from kvnet.network.memory import World
+from kvnet.protocol.messages import GetStatements, RefusalReason
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement
@@ -163,3 +165,29 @@ async def test_member_whose_disk_takes_nothing_lives_on_and_follows_a_rekeying_w
     await met(a, c)
     await met(a, c)
     assert c.identity.swarms.named("team") == a.identity.swarms.named("team")
+
+
+async def test_new_session_is_no_new_allowance_for_asking(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    reasons = []
+    for _ in range(3):
+        session = await b.node.exchange.open_session(a.node.network.peer_id)
+        assert session is not None
+        (slot,) = session.slots.values()
+        for _ in range(150):
+            try:
+                await session.ask(GetStatements(request_id=0, slot=slot, known=()))
+            except PeerRefusedError as error:
+                reasons.append(error.reason)
+        session.close()
+        await trio.sleep(2)
+    assert set(reasons) == {RefusalReason.BUSY}
+    assert len(reasons) > 150
+    await trio.sleep(200)
+    session = await b.node.exchange.open_session(a.node.network.peer_id)
+    assert session is not None
+    await session.ask(GetStatements(request_id=0, slot=next(iter(session.slots.values())), known=()))
