@@ -328,7 +328,9 @@ class SwarmFiles:
 
     def _replace(self, path: Path, new: Namespace) -> None:
         held = self._files[new.id][1]
-        if held.lookup_secret != new.lookup_secret:
+        # It may be kept already, by an attempt that got no further: twice would push older ones out.
+        kept = {(each.id, each.lookup_secret) for each in self._read_former(self._files)}
+        if held.lookup_secret != new.lookup_secret and (held.id, held.lookup_secret) not in kept:
             former = f"former-{new.id.hex()[:16]}-{int(self._now() * 1000)}.kvns"
             keep_private(self._directory / former, encode_namespace_file(held))
         keep_private(path, encode_namespace_file(new))

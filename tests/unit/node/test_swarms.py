@@ -125,3 +125,26 @@ def test_a_damaged_file_of_what_is_known_is_named(tmp_path: Path, content: bytes
     (tmp_path / "scopes.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"scopes\.json"):
         opened(tmp_path)
+
+
+def test_a_rekeying_that_fails_half_way_again_and_again_pushes_no_former_secret_out(tmp_path: Path) -> None:
+    clock = Clock()
+    files = opened(tmp_path / "n", clock)
+    team = files.make_swarm("team")
+    files.rekey(team.id, NEW)
+    path = tmp_path / "n" / "swarm-team.kvns"
+    data = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    (path / "in the way").write_bytes(b"")
+    for _ in range(20):
+        clock.now_s += 30
+        with pytest.raises(StoreError, match="cannot be"):
+            files.rekey(team.id, b"m" * 32)
+    (path / "in the way").unlink()
+    path.rmdir()
+    path.write_bytes(data)
+    path.chmod(0o600)
+    again = opened(tmp_path / "n", clock)
+    again.rekey(team.id, b"m" * 32)
+    assert [former.lookup_secret for former in again.former()] == [NEW, team.lookup_secret]
