@@ -7,7 +7,7 @@ from kvnet.protocol.ids import short_peer_text
 if TYPE_CHECKING:
     from kvnet.exchange.neighbours import Neighbour
 
-JOIN_STEPS = "kvnet invite --device here, then kvnet join INVITATION there"
+JOIN_STEPS = "kvnet invite --device here, then kvnet join - there"
 """What makes two nodes share: the commands, and where."""
 
 

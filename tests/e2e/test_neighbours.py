@@ -84,7 +84,7 @@ async def test_members_on_one_network_have_a_session_and_strangers_are_only_list
         }
     told = street.nodes[2]("peers")
     assert "shares no namespace" in told.stdout
-    assert "kvnet invite --device here, then kvnet join INVITATION there" in told.stdout
+    assert "kvnet invite --device here, then kvnet join - there" in told.stdout
 
 
 async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) -> None:

@@ -53,7 +53,7 @@ async def test_members_get_a_session_and_each_neighbour_is_told_of_with_the_next
     by_kind = {line.partition(" at ")[2].partition(" ")[2].split()[0] for line in said}
     assert by_kind == {"shares", "does", "speaks"}
     (strange,) = [line for line in said if "shares no namespace" in line]
-    assert strange.endswith("kvnet invite --device here, then kvnet join INVITATION there")
+    assert strange.endswith("kvnet invite --device here, then kvnet join - there")
     (unreachable,) = [line for line in said if "does not answer" in line]
     assert unreachable.endswith(f"kvnet doctor --network --peer {away.address}")
 

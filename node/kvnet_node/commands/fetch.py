@@ -49,10 +49,20 @@ def _render(result: FetchResult) -> str:
     return "\n".join([*lines, *map(_part, result.providers)])
 
 
+_LEFT = {
+    "unknown": "it does not have this",
+    "bad_chunk": "what it sent does not match its hash",
+    "unasked": "it sent what nobody asked for",
+    "silent": "nothing came for too long",
+    "slow": "too slow",
+    "gone": "the connection broke",
+}
+
+
 def _part(provided: Provided) -> str:
     """One provider's part, and what became of it."""
     brought = f"{format_bytes(provided.bytes)} in {format_counted(provided.chunks, 'chunk')}"
     rate = f" at {format_bytes(int(provided.rate_bytes_s))}/s" if provided.rate_bytes_s else ""
     path = f" over {escape(provided.path)}" if provided.path else ""
-    left = f"; left: {escape(provided.dropped)}" if provided.dropped else ""
+    left = f"; left: {escape(_LEFT.get(provided.dropped, provided.dropped))}" if provided.dropped else ""
     return f"{brought} from {escape(provided.peer)} {escape(provided.address)}".rstrip() + rate + path + left

@@ -213,7 +213,17 @@ def list_swarms(*, context: Context) -> None:
         ]
         return columns(rows, ("NAME", "ROLE", "MEMBERS", "ARTIFACTS", "OPEN INVITATIONS", "ID"))
 
-    context.output.result(context.run("swarm list", SwarmRequest(), SwarmListResult), render)
+    found = context.run("swarm list", SwarmRequest(), SwarmListResult)
+    context.output.result(found, render)
+    gone = removed_text(found)
+    if gone:
+        context.output.message(gone)
+
+
+def removed_text(found: SwarmListResult) -> str:
+    """What it means that this machine was removed from some of them; empty when it was from none."""
+    gone = ", ".join(each.name for each in found.swarms if each.role == "removed")
+    return gone and f"this machine was removed from {gone}: it finds nothing new there until it joins anew"
 
 
 def members(swarm: str = "mine", /, *, context: Context) -> None:

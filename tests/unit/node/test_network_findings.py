@@ -132,7 +132,7 @@ def test_whatever_a_dial_comes_to_is_a_problem_with_a_next_step(outcome: str) ->
 
 def test_another_swarm_is_told_how_to_join() -> None:
     finding = only(found(asked=Reach(ADDRESS, "stranger", agent="kvnet/1")), "peer")
-    assert "kvnet invite --device here, then kvnet join INVITATION there" in finding.hint
+    assert "kvnet invite --device here, then kvnet join - there" in finding.hint
 
 
 def test_somebody_elses_address_names_who_answers() -> None:

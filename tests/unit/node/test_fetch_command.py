@@ -1,0 +1,19 @@
+"""What ``kvnet fetch`` says at its end."""
+
+import pytest
+
+from kvnet.protocol.fetch_peer import DropReason
+from kvnet_node.commands.fetch import _LEFT, _part
+from kvnet_node.operations.requests import Provided
+
+
+@pytest.mark.parametrize(
+    ("dropped", "said"), [("", ""), ("unknown", "; left: it does not have this"), ("busy", "; left: busy")]
+)
+def test_why_a_peer_was_left_is_said_in_words(dropped: str, said: str) -> None:
+    text = _part(Provided("12D3", "/ip4/127.0.0.1/tcp/1", 0, 0, dropped=dropped))
+    assert text == f"0 B in 0 chunks from 12D3 /ip4/127.0.0.1/tcp/1{said}"
+
+
+def test_only_reasons_that_there_are_have_words() -> None:
+    assert set(_LEFT) <= {each.value for each in DropReason}
