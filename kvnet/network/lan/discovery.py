@@ -152,7 +152,7 @@ class LanDiscovery:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read)
-                self._interfaces = self._system.interfaces()
+                self._interfaces = self._interfaces_now()
                 await self._begin(token)
                 task_status.started()
                 while True:
@@ -163,7 +163,7 @@ class LanDiscovery:
                 await self._end()
 
     async def _look(self, token: trio.lowlevel.TrioToken, clocks: ClockWatch) -> None:
-        interfaces = self._system.interfaces()
+        interfaces = self._interfaces_now()
         moved = interfaces != self._interfaces
         woke = clocks.jumped(*self._system.clocks())
         self._interfaces = interfaces
@@ -178,6 +178,14 @@ class LanDiscovery:
             self._responder = None
         elif self._responder is None and self._failures and trio.current_time() >= self._pause_until_s:
             await self._begin(token)
+
+    def _interfaces_now(self) -> list[LanInterface]:
+        """Those of before when the system cannot say, as when this program has too many files open."""
+        try:
+            return self._system.interfaces()
+        except OSError as error:
+            _log.warning("the network interfaces are not known: %s", error.strerror or error)
+            return self._interfaces
 
     def _note_failure(self, reason: str) -> None:
         pause_s = min(self._pace.first_pause_s * 2.0**self._failures, self._pace.max_pause_s)

@@ -1,5 +1,6 @@
 """Discovery begins anew when the network changes or the machine slept, is bounded, and never ends the node."""
 
+import errno
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -152,3 +153,27 @@ async def test_mdns_ends_with_the_discovery() -> None:
         await nursery.start(machine.discovery.run)
         nursery.cancel_scope.cancel()
     assert [run.alive for run in machine.runs] == [False]
+
+
+async def test_it_goes_on_with_the_interfaces_it_knew_while_the_system_cannot_say(nursery: trio.Nursery) -> None:
+    machine = Machine()
+    failing = True
+    asked = 0
+
+    def interfaces() -> list[LanInterface]:
+        nonlocal asked
+        asked += 1
+        if failing:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return home(99)
+
+    system = LanSystem(interfaces, machine._respond, lambda: (machine.wall_s, 0.0))
+    events = LanEvents(machine.sighted.append, machine.gone.append, machine._changed)
+    discovery = LanDiscovery(
+        OWN, lambda: ["/ip4/192.168.1.99/tcp/5864"], events, random=lambda n: b"r" * n, pace=PACE, system=system
+    )
+    await nursery.start(discovery.run)
+    await until(lambda: asked > 2)
+    assert machine.runs == []
+    failing = False
+    await until(lambda: len(machine.runs) == 1)
