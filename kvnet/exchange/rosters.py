@@ -19,7 +19,7 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.machines import keys_of_machine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster, build_roster
-from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement
+from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement, timely
 
 if TYPE_CHECKING:
     from kvnet.exchange.node import ExchangeNode
@@ -204,6 +204,12 @@ class Rosters:
         last = self._statements.latest(draft.kind, body.subject, key.public)
         sequence = next_sequence(now_s, last.body.sequence if last is not None else 0)
         statement = sign_statement(_dated(body, sequence, int(now_s)), key)
+        late = timely(statement.body, now_s)
+        if late is not None:
+            raise StoreError(
+                f"expected a clock that goes on, found that what this node has to say next cannot count: {late}",
+                hint="this machine's clock was ahead when it last said so; is it right now? Then wait as long as that",
+            )
         self._statements.take([statement.envelope], namespace)
         await self._statements.settled()
         kept = self._statements.latest(statement.kind, body.subject, key.public)

@@ -32,6 +32,7 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statement_book import NOT_KEPT, PlaceKey, Ranks, Row, StatementBook, Verdict, scopes_of_body
 from kvnet.trust.statements import (
+    CLOCK_SKEW_S,
     AnyStatement,
     ProviderRecord,
     Revocation,
@@ -237,7 +238,9 @@ class Statements:
 
     def latest_revocation(self, namespace: Namespace) -> int:
         """What `ProviderRecord.revocations` of this node has to be in a namespace."""
-        return self._book.revocations(self._identity.signing_key().public, namespace.id)
+        latest = self._book.revocations(self._identity.signing_key().public, namespace.id)
+        # Nobody would take a record that tells of what was said when this clock was ahead.
+        return 0 if self._is_ahead(latest) else latest
 
     def listeners(self, namespaces: Collection[Namespace]) -> int:
         """Connected members of any of these namespaces, who are told of what is new there."""
@@ -295,9 +298,14 @@ class Statements:
         last = rank.sequence(draft.kind, draft.body.subject, draft.signer)
         if isinstance(draft.body, Revocation):
             # One number stands for all of a signer's revocations in its provider records.
-            last = max(last, self._book.revocations(draft.signer))
+            latest = self._book.revocations(draft.signer)
+            last = last if self._is_ahead(latest) else max(last, latest)
         sequence = next_sequence(now_s, last)
         return draft if sequence == draft.body.sequence else sign_statement(make_body(sequence, int(now_s)), key)
+
+    def _is_ahead(self, sequence: int) -> bool:
+        """Whether a sequence is from a time when this machine's clock was ahead: nobody else has taken it."""
+        return sequence // 1000 > self._now() + CLOCK_SKEW_S
 
     def _named(self, body: AnyStatement) -> Namespace | None:
         named = getattr(body, "namespace", None)

@@ -187,7 +187,9 @@ class OwnPages:
             jitter: a fresh random number from 0 to 1: pages told together are not renewed together.
         """
         limits, page = self._limits, self._pages[number]
-        page.sequence = next_sequence(now_s, page.sequence)
+        # From when this clock was ahead: nobody whose clock is right has taken that, nor takes what comes after it.
+        ahead = page.sequence > (now_s + CLOCK_SKEW_S) * 1000
+        page.sequence = next_sequence(now_s, 0 if ahead else page.sequence)
         self._changed.pop(number, None)
         self._told_at = now
         gone = number > 0 and not page.entries

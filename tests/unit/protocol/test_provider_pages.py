@@ -164,3 +164,20 @@ def test_an_entry_names_the_checkpoints_under_the_lookup_secret(n_tokens: int) -
     assert said.n_tokens == n_tokens
     # Of a part whose end is not known only what is known is named.
     assert len(held_entry(MINE, keyed, artifact.manifest, keys[:1]).keys) == 1
+
+
+def test_a_node_whose_clock_was_hours_ahead_is_heard_again_once_it_is_right() -> None:
+    pages = held(1)
+    for ahead_s in (10 * 3600.0, 0.0, 1.0):
+        pages.moved()
+        now_s = NOW_S + ahead_s
+        record = pages.record(0, WHO, 0.0, now_s, 0.0)
+        assert timely(record, now_s) is None
+        assert record.sequence == int(now_s * 1000)
+
+
+def test_a_clock_that_was_set_back_a_little_lets_no_sequence_go_down() -> None:
+    pages = held(1)
+    first, second = (pages.record(0, WHO, 0.0, NOW_S - back_s, 0.0) for back_s in (0.0, 300.0))
+    assert second.sequence == first.sequence + 1
+    assert timely(second, NOW_S - 300.0) is None

@@ -1,0 +1,82 @@
+"""Clocks that were wrong for a while: what is said when they are right again counts."""
+
+import os
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvnet.errors import StoreError
+from kvnet.exchange.lane import InlineLane
+from kvnet.exchange.rosters import Rosters, Scope
+from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.trust.envelope import StatementType
+from kvnet.trust.statements import Membership, Revocation
+from tests.simulated.nodes import MINE, NOW_S, identity
+
+
+class Clock:
+    """Seconds since 1970, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now_s = float(NOW_S)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def start_statements(nursery: trio.Nursery, name: str, clock: Clock) -> Statements:
+    trusts = [other for other in "ab" if other != name]
+    statements = Statements(identity(name, trusts=trusts), RamKeep(), InlineLane(), now=clock, random=os.urandom)
+    await nursery.start(statements.run)
+    return statements
+
+
+async def revoke(statements: Statements, target: bytes) -> bytes:
+    said = await statements.say(
+        lambda sequence, issued: Revocation(
+            sequence=sequence, issued=issued, expires=0, kind="artifact", target=target, reason=""
+        )
+    )
+    return said.envelope
+
+
+async def test_revocation_counts_with_others_though_an_earlier_one_was_said_by_a_clock_hours_ahead(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    here, there = Clock(), Clock()
+    a, b = await start_statements(nursery, "a", here), await start_statements(nursery, "b", there)
+    here.now_s += 10 * 3600
+    early = await revoke(a, b"x" * 32)
+    here.now_s = there.now_s
+    late = await revoke(a, b"y" * 32)
+    # What pages tell of it must not be from the future either: nobody would take the pages.
+    assert a.latest_revocation(MINE) // 1000 <= here.now_s
+    b.take([early, late], MINE)
+    await b.settled()
+    targets = [each.body.target for each in b.all(StatementType.REVOCATION) if isinstance(each.body, Revocation)]
+    assert targets == [b"y" * 32]
+    there.now_s += 10 * 3600
+    b.take([early, late], MINE)
+    await b.settled()
+    assert len(b.all(StatementType.REVOCATION)) == 2
+
+
+async def test_member_whose_clock_was_ahead_is_told_so_and_not_that_its_disk_is_full(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    clock = Clock()
+    who = identity("a")
+    statements = await start_statements(nursery, "a", clock)
+    key = who.signing_key()
+    rosters = Rosters(statements, lambda: (Scope(MINE, key.public, True),), lambda: [key], now=clock)
+    body = Membership(
+        sequence=0, issued=0, expires=0, namespace=MINE.id, member=key.public, peers=(), role="device", label="a"
+    )
+    clock.now_s += 10 * 3600
+    await rosters.say(MINE, key, body)
+    clock.now_s -= 10 * 3600
+    with pytest.raises(StoreError, match="in the future"):
+        await rosters.say(MINE, key, body)
+    clock.now_s += 10 * 3600
+    await rosters.say(MINE, key, body)
