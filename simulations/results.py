@@ -180,8 +180,9 @@ class Recorder:
     def _write(self) -> None:
         """Into the columns what was told since the last time."""
         if self._rows:
+            numbers = np.array(self._numbers)
             for column, values in zip(self._requests.values(), zip(*self._rows, strict=True), strict=True):
-                column[self._numbers] = values
+                column[numbers] = values
             self._numbers.clear()
             self._rows.clear()
 

@@ -15,9 +15,10 @@ class Held:
         used_s: when it was last used.
         uses: how often.
         system: what several conversations begin with.
+        n_keys: keys that it is announced under.
     """
 
-    __slots__ = ("kept_s", "path", "segment", "system", "tokens", "used_s", "uses")
+    __slots__ = ("kept_s", "n_keys", "path", "segment", "system", "tokens", "used_s", "uses")
 
     def __init__(self, segment: int, path: Path, used_s: float, *, system: bool = False) -> None:
         self.segment = segment
@@ -25,7 +26,7 @@ class Held:
         self.path = path
         self.kept_s = used_s
         self.used_s = used_s
-        self.uses = 0
+        self.uses = self.n_keys = 0
         self.system = system
 
 

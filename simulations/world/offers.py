@@ -6,7 +6,7 @@ another that has as much has answered. Whom the tables do not name the DHT may.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvnet.exchange.lookups import MAX_DIALS
@@ -74,7 +74,7 @@ class Directory:
                 break
             holders = self._holders.get(segment)
             # As a rule a conversation's own end is held by this node alone.
-            if holders and (near := [n for n in holders if n in members]):
+            if holders and (near := {n: extent for n, extent in holders.items() if n in members}):
                 heard = self._of_segment(node, job, segment, end, near, now_s)
                 asked += heard.asked
                 silent |= heard.silent
@@ -109,7 +109,8 @@ class Directory:
             named = self._named(holders, [depth for depth in depths if begin < depth <= end])
             found = [n for n in named if n not in members and n != node.number][: MAX_DIALS - dialled]
             dialled += len(found)
-            offered = self._of_segment(node, job, segment, end, found, now_s).offered
+            extents = {n: holders[n] for n in found}
+            offered = self._of_segment(node, job, segment, end, extents, now_s).offered
             if offered is not None or dialled >= MAX_DIALS:
                 return offered
         return None
@@ -128,10 +129,12 @@ class Directory:
                         break
         return list(named)
 
-    def _of_segment(self, node: Node, job: Job, segment: int, end: int, numbers: Iterable[int], now_s: float) -> Heard:
-        """More tokens come first, then whom most have; copies of different origin are different bytes."""
-        holders, least = self._holders[segment], (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
-        extents = {number: holders[number] for number in numbers}
+    def _of_segment(self, node: Node, job: Job, segment: int, end: int, extents: dict[int, int], now_s: float) -> Heard:
+        """More tokens come first, then whom most have; copies of different origin are different bytes.
+
+        `extents` says who is to be asked and up to where each holds the segment; it is used up.
+        """
+        least = (job.held_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
         if extents and max(extents.values()) > end:
             extents = {number: min(extent, end) for number, extent in extents.items()}
         longest, found, asked, silent = 0, list[Node](), 0, False

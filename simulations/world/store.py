@@ -11,7 +11,7 @@ from simulations.policies.policy import Order, Policy
 from simulations.world.holdings import Held, Holdings
 from simulations.world.tree import Path, PromptTree
 
-FEW: Final = 16
+FEW: Final = 6
 """Artifacts that are looked at first when some have to go."""
 
 Holders = dict[int, dict[int, int]]
@@ -97,7 +97,7 @@ class SimStore:
             if before.tokens >= n_tokens:
                 holdings.touch(before, now_s)
                 return 0
-            self.n_keys -= self._keys_of(before)
+            self.n_keys -= before.n_keys
             if holdings.extend(before, path, now_s):
                 self.holders[segment][self._node] = n_tokens
             self.n_keys += self._keys_of(before)
@@ -151,6 +151,7 @@ class SimStore:
         n_keys = self._keys.get(tokens)
         if n_keys is None:
             n_keys = self._keys[tokens] = len(self._checkpoints(tokens)) + 1
+        one.n_keys = n_keys
         return n_keys
 
     def _fits(self, n_bytes: int) -> bool:
@@ -205,7 +206,7 @@ class SimStore:
 
     def _drop(self, tip: int) -> None:
         holdings = self.holdings
-        self.n_keys -= self._keys_of(holdings.held[tip])
+        self.n_keys -= holdings.held[tip].n_keys
         for segment in holdings.remove(tip):
             extent = holdings.extent.get(segment)
             if extent is None:

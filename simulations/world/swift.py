@@ -3,6 +3,8 @@
 Each is held against the node's own in a test, on any input.
 """
 
+from itertools import pairwise
+
 from kvnet.exchange.write_budget import DAY_S
 from kvnet.protocol.cost import PrefillSpeed
 from kvnet.protocol.fetch import MISCONDUCT
@@ -21,6 +23,12 @@ class RememberedSpeed(PrefillSpeed):
     def __init__(self, speed: PrefillSpeed) -> None:
         vars(self).update(vars(speed))
         self._known = _Known(speed)
+        self._pieces = [
+            (left, right - left, before_s, after_s - before_s, min(before_s, after_s), max(before_s, after_s))
+            for (left, right), (before_s, after_s) in zip(
+                pairwise(self._positions), pairwise(self._seconds), strict=True
+            )
+        ]
 
     def seconds(self, first_token: int, end_token: int) -> float:
         """See `PrefillSpeed`."""
@@ -29,6 +37,14 @@ class RememberedSpeed(PrefillSpeed):
         if first_token:
             return self._known[end_token] - self._known[first_token]
         return self._known[end_token]
+
+    def turns(self, token_s: float) -> list[float]:
+        """See `PrefillSpeed`."""
+        found: list[float] = list(self._positions)
+        for left, width, before_s, more_s, least_s, most_s in self._pieces:
+            if least_s < token_s < most_s:
+                found.append(left + width * (token_s - before_s) / more_s)
+        return found
 
 
 class _Known(dict[int, float]):

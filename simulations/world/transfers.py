@@ -27,7 +27,7 @@ RttOf = Callable[[Node, Node], float]
 """Seconds of a round trip between two nodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Brought:
     """What a fetch brought.
 
@@ -44,7 +44,7 @@ class Brought:
     ended_early: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Wanted:
     """What is to be fetched.
 

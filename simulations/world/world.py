@@ -8,6 +8,7 @@ has to go for it (`kvnet.store.eviction`).
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 from kvnet.engine.interface import Boundary, BoundaryKind
@@ -439,7 +440,7 @@ class World:
             stable_tokens=request.n_input,
             held_tokens=path[0][1] if path else 0,
             stored_tokens=node.store.longest(path),
-            boundaries=(Boundary(request.n_shared, BoundaryKind.SYSTEM, 1),) if request.n_shared else (),
+            boundaries=self._boundaries(request.n_shared),
             token_bytes=node.setup.kv_bytes_per_token,
             left_bytes=node.budget.left_bytes(now_s),
             day_bytes=node.budget.day_bytes,
@@ -463,6 +464,11 @@ class World:
             node.counted.announce_messages += len(node.members)
         node.store.tidy(now_s)
         self.checks.stored(node)
+
+    @staticmethod
+    @cache
+    def _boundaries(n_shared: int) -> tuple[Boundary, ...]:
+        return (Boundary(n_shared, BoundaryKind.SYSTEM, 1),) if n_shared else ()
 
     def _count_announcing(self, node: Node) -> None:
         """Messages since the last time: each key is announced again and again, no faster than the pace allows."""

@@ -13,13 +13,19 @@ from simulations.world.swift import Bucket, RememberedSpeed, Scores
 TOKENS = st.integers(0, 200_000)
 
 
-@given(st.dictionaries(TOKENS, st.floats(0.1, 1e6), min_size=1, max_size=4), st.lists(st.tuples(TOKENS, TOKENS)))
-def test_a_remembered_speed_is_the_speed(points: dict[int, float], asked: list[tuple[int, int]]) -> None:
+@given(
+    st.dictionaries(TOKENS, st.floats(0.1, 1e6), min_size=1, max_size=4),
+    st.lists(st.tuples(TOKENS, TOKENS)),
+    st.floats(1e-6, 10.0),
+)
+def test_a_remembered_speed_is_the_speed(
+    points: dict[int, float], asked: list[tuple[int, int]], token_s: float
+) -> None:
     speed = PrefillSpeed(SpeedPoint(*point) for point in points.items())
     remembered = RememberedSpeed(speed)
     for first, end in [*asked, *asked]:
         assert remembered.seconds(first, end) == speed.seconds(first, end)
-    assert remembered.turns(0.001) == speed.turns(0.001)
+    assert remembered.turns(token_s) == speed.turns(token_s)
     assert remembered.tokens_s(5000) == speed.tokens_s(5000)
 
 
