@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """How often sessions are looked at."""
+MAX_CLAIMED = 4
+"""Addresses that a remembered peer is tried at because somebody on the local network says so."""
 SAVE_S = 10.0
 """How often what changed is written down."""
 SEEN_S = 300.0
@@ -97,6 +99,8 @@ class PeerBook:
     def __init__(self, limits: BookLimits | None = None) -> None:
         self._limits = limits or BookLimits()
         self._peers: dict[PeerId, RememberedPeer] = {}
+        # What anybody on the local network may have said: never kept, and never in place of what a peer has proved.
+        self._claimed: dict[PeerId, tuple[str, ...]] = {}
         self._changed: set[PeerId] = set()
         self._removed: set[PeerId] = set()
 
@@ -111,6 +115,7 @@ class PeerBook:
 
     def met(self, peer: PeerId, addresses: Sequence[str], namespaces: Iterable[NamespaceId], now_s: float) -> None:
         """A member is connected; the addresses it names replace those it had."""
+        self._claimed.pop(peer, None)
         before = self._peers.get(peer)
         named = tuple(addresses[:MAX_ADDRESSES_PER_PEER]) or (before.addresses if before is not None else ())
         after = RememberedPeer(peer, named, tuple(sorted(namespaces)), now_s)
@@ -123,13 +128,13 @@ class PeerBook:
     def moved(self, peer: PeerId, addresses: Sequence[str], now_s: float) -> None:
         """A neighbour says where it is: if it is a remembered one it is tried there, first and at once.
 
-        Nothing proves it yet, so the addresses it had are kept behind.
+        Nothing proves it yet, so the addresses it had are tried behind, and stay.
         """
-        before = self._peers.get(peer)
-        if before is None or before.addresses[: len(addresses)] == tuple(addresses):
+        before, claimed = self._peers.get(peer), tuple(addresses[:MAX_CLAIMED])
+        if before is None or self._claimed.get(peer, before.addresses[: len(claimed)]) == claimed:
             return
-        known = tuple(dict.fromkeys((*addresses, *before.addresses)))[:MAX_ADDRESSES_PER_PEER]
-        self._peers[peer] = replace(before, addresses=known, failures=0, due_s=now_s)
+        self._claimed[peer] = claimed
+        self._peers[peer] = replace(before, failures=0, due_s=now_s)
         self._note(peer)
 
     def failed(self, peer: PeerId, now_s: float) -> None:
@@ -170,7 +175,12 @@ class PeerBook:
             if each.peer not in connected and each.addresses and not now_s < each.due_s <= latest_s
         ]
         room = max(0, min(self._limits.in_flight, self._limits.wanted - n_members))
-        return sorted(waiting, key=lambda each: -each.seen_s)[:room]
+        chosen = sorted(waiting, key=lambda each: -each.seen_s)[:room]
+        return [replace(each, addresses=self._to_try(each)) for each in chosen]
+
+    def _to_try(self, remembered: RememberedPeer) -> tuple[str, ...]:
+        claimed = self._claimed.get(remembered.peer, ())
+        return tuple(dict.fromkeys((*claimed, *remembered.addresses)))
 
     def take_changes(self) -> tuple[list[RememberedPeer], list[PeerId]]:
         """What changed since the last call, and who is remembered no longer."""
@@ -184,6 +194,7 @@ class PeerBook:
         self._removed.discard(peer)
 
     def _forget(self, peer: PeerId) -> None:
+        self._claimed.pop(peer, None)
         del self._peers[peer]
         self._changed.discard(peer)
         self._removed.add(peer)

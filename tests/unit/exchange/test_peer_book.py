@@ -118,3 +118,17 @@ def test_what_was_kept_is_taken_up_and_what_was_met_since_wins() -> None:
     book.restore([RememberedPeer(peer(n), ("/old",), (MINE,), float(n)) for n in range(1, 8)])
     assert len(book) == 5
     assert book.due(NOBODY, 0, 100.0)[0].addresses == ("/new",)
+
+
+def test_what_anybody_says_on_the_local_network_takes_no_proved_address_away() -> None:
+    book = PeerBook(LIMITS)
+    book.met(peer(1), ["/home", "/vpn"], [MINE], 100.0)
+    for turn in range(5):
+        book.moved(peer(1), [f"/spoofed/{turn}/{number}" for number in range(8)], 101.0)
+        tried = book.due(NOBODY, 0, 101.0)[0].addresses
+        assert tried[-2:] == ("/home", "/vpn")
+        assert len(tried) <= 6
+    (kept,), _ = book.take_changes()
+    assert kept.addresses == ("/home", "/vpn")
+    book.met(peer(1), ["/home"], [MINE], 102.0)
+    assert book.due(NOBODY, 0, 102.0)[0].addresses == ("/home",)
