@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -25,7 +25,7 @@ from kvnet.exchange.statement_talk import Talks, name_of
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.protocol import gossip
 from kvnet.protocol.messages import Capability, GetStatements, Tell
-from kvnet.trust.authority import RELEVANT, Standing, standing
+from kvnet.trust.authority import RELEVANT, Keys, Standing, standing
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
@@ -131,6 +131,7 @@ class Statements:
         self._version = 0
         self.n_counted = 0
         self._applied: tuple[int, TrustPolicy, TrustPolicy] | None = None
+        self._stood: tuple[int, Keys, Standing] | None = None
         self.counters: Counter[str] = Counter()
 
     # --- what others use ----------------------------------------------------------------------------------------------
@@ -406,9 +407,11 @@ class Statements:
     # --- what statements come to --------------------------------------------------------------------------------------
 
     def _standing(self, policy: TrustPolicy) -> Standing:
-        relevant = [statement for kind in sorted(RELEVANT, key=str) for statement in self._book.all(kind)]
-        scopes = {statement.envelope: self._book.scopes_of(statement) for statement in relevant}
-        return standing(relevant, policy.keys, scopes=scopes, withheld=self._withheld.publishers())
+        if self._stood is None or self._stood[0] != self._version or self._stood[1] != policy.keys:
+            relevant = [statement for kind in sorted(RELEVANT, key=str) for statement in self._book.all(kind)]
+            scopes = {statement.envelope: self._book.scopes_of(statement) for statement in relevant}
+            self._stood = (self._version, policy.keys, standing(relevant, policy.keys, scopes=scopes))
+        return replace(self._stood[2], withheld=self._withheld.publishers())
 
     def _note_told_of(self, signer: bytes, record: ProviderRecord, policy: TrustPolicy) -> None:
         """A record says which revocation is its signer's latest: whoever has passed it on may have held that back."""
@@ -418,7 +421,8 @@ class Statements:
         known = self._book.revocations(signer, namespace)
         if self._withheld.told_of(namespace, signer, record.revocations, known):
             self.counters["revocations_withheld"] += 1
-            self._version += 1
+            # A member may say so as often as it tells records: what statements come to is not worked out anew for it.
+            self._applied = None
             self._some_withheld.set()
 
     async def _look_for_withheld(self) -> None:

@@ -18,12 +18,13 @@ from kvnet.protocol.gossip import GossipLimits
 from kvnet.protocol.messages import GetStatements, Refused, Tell
 from kvnet.trust import statement_book
 from kvnet.trust.envelope import StatementType
+from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statement_book import PlaceKey, Row
-from kvnet.trust.statements import Invitation, Revocation, SignedStatement, Tag, sign_statement
+from kvnet.trust.statements import Invitation, ProviderRecord, Revocation, SignedStatement, Tag, sign_statement
 from kvnet_node.statement_store import StatementStore
-from tests.simulated.nodes import MINE, NOW_S, wall_s
+from tests.simulated.nodes import MINE, NOW_S, identity, seed, wall_s
 from tests.simulated.revoking import Hearer, HearingIdentity, key_of, start_hearer
 
 SWARM = Namespace("team", bytes([11]) * 32, bytes([12]) * 32)
@@ -319,3 +320,30 @@ async def test_requests_about_a_slot_that_is_not_proven_or_out_of_order_are_refu
     asked = [talks.answer_ask(session, GetStatements(request_id=n, slot=slot, known=())) for n in range(300)]
     assert isinstance(asked[-1], Refused)
     assert asked[-1].reason == "busy"
+
+
+async def test_records_that_tell_of_missing_revocations_have_nothing_worked_out_anew_but_that(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    who = identity("a", trusts=["b"])
+    statements = Statements(who, RamKeep(), InlineLane(), now=wall_s, random=bytes)
+    await nursery.start(statements.run)
+    signer = PublisherKey(seed("b"))
+    before = statements.applied(who.policy()).standing
+    for number in range(1, 4):
+        record = ProviderRecord(
+            sequence=NOW_S * 1000 + number,
+            issued=NOW_S,
+            expires=NOW_S + 600,
+            namespace=bytes(MINE.id),
+            peer=b"peer",
+            addresses=(),
+            page=0,
+            entries=(),
+            revocations=NOW_S * 1000 + number,
+        )
+        statements.take([sign_statement(record, signer).envelope], MINE)
+        await statements.settled()
+        standing = statements.applied(who.policy()).standing
+        assert standing.is_withheld(signer.public, MINE.id)
+        assert standing.artifacts is before.artifacts
