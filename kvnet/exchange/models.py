@@ -51,6 +51,9 @@ HINTS_PER_PEER = 8
 SAMPLES_PER_PEER = 2 * MAX_MODELS
 """Samples a peer gets, and is asked for, in one `REFRESH_S`: twice what is needed."""
 
+ASKED_PER_PEER = 64
+"""Times a peer is told of the models in one `REFRESH_S`: each costs up to 22 KiB, and some milliseconds."""
+
 MAX_NAME_CHARACTERS = 256
 """Of a model's name; what `ModelEntry` takes."""
 
@@ -120,6 +123,7 @@ class _Known:
     asked_s: float = float("-inf")
     hint: trio.Event = field(default_factory=trio.Event)
     hints: _Allowance = field(default_factory=lambda: _Allowance(HINTS_PER_PEER))
+    told: _Allowance = field(default_factory=lambda: _Allowance(ASKED_PER_PEER))
     given: _Allowance = field(default_factory=lambda: _Allowance(SAMPLES_PER_PEER))
     wanted: _Allowance = field(default_factory=lambda: _Allowance(SAMPLES_PER_PEER))
 
@@ -178,6 +182,8 @@ class ModelExchange:
         if request.slot not in session.member_slots:
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
         known = self._of(session.peer)
+        if not known.told.take():
+            return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         if trio.current_time() - known.asked_s >= HINT_S and known.hints.take():
             known.hint.set()
         entries = tuple(_entry(own) for own in self._models()[:MAX_MODELS])

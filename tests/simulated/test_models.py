@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from kvnet.engine.toy import ToyCosts, ToyEngine, toy_fingerprint
 from kvnet.errors import PeerRefusedError
 from kvnet.exchange.measured import Finding
-from kvnet.exchange.models import SAMPLES_PER_PEER, ModelExchange, OwnModel
+from kvnet.exchange.models import ASKED_PER_PEER, SAMPLES_PER_PEER, ModelExchange, OwnModel
 from kvnet.exchange.reuse import Rejected, judge
 from kvnet.format.fingerprint import Comparison, Producer, Verdict
 from kvnet.format.sample import Sample, decode_sample
@@ -275,3 +275,19 @@ async def test_a_sample_that_is_not_given_hides_no_other_model(autojump_clock: M
     theirs = [withheld, swapped, await model("second", error=0.5)]
     a, _, _ = await two(start, [await model(), await model("third"), await model("second")], theirs)
     assert [each.fingerprint for each in a.identity.numerics.all()] == [toy_fingerprint("second").hash]
+
+
+async def test_a_peer_is_told_of_the_models_no_more_often_than_it_can_need(
+    autojump_clock: MockClock, start: StartNode
+) -> None:
+    a, b, _ = await two(start, [await model()], [await model()])
+    session = b.exchange.session_with(a.network.peer_id)
+    assert session is not None
+    answered = 0
+    with pytest.raises(PeerRefusedError, match="busy"):
+        for _ in range(200):
+            await session.ask(GetModels(request_id=0, slot=session.member_slots[0]))
+            answered += 1
+    assert ASKED_PER_PEER / 2 < answered <= ASKED_PER_PEER
+    await trio.sleep(700)
+    await session.ask(GetModels(request_id=0, slot=session.member_slots[0]))
