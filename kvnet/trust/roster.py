@@ -184,15 +184,16 @@ class _State:
     def members(self) -> dict[bytes, Member]:
         """Whoever the founder, the vouched for and memberships lead to; at most `MAX_MEMBERS`.
 
-        Of those whom somebody lets in, the one comes in first whose statement has the lowest sequence.
+        Whoever is nearer to the founder comes in first, then of each signer the first it has let in, and so on: so a
+        member that lets in as many as there is room for keeps no others out.
         """
         found = {self._founder: Member(self._founder, "founder")}
         for who, by in self._vouched.items():
             found.setdefault(who, Member(who, DEVICE, invited_by=by.signer, since_s=by.body.issued, by=by))
-        waiting = [(_order(each), each) for who in found for each in self._said.get(who, ())]
+        waiting = [entry for who in found for entry in self._let_in_by(who, 1)]
         heapify(waiting)
         while waiting:
-            _, statement = heappop(waiting)
+            (depth, *_), statement = heappop(waiting)
             entering = self._entering(statement)
             if entering is None:
                 continue
@@ -202,9 +203,12 @@ class _State:
                     found[entering.publisher] = entering
             elif len(found) < MAX_MEMBERS:
                 found[entering.publisher] = entering
-                for each in self._said.get(entering.publisher, ()):
-                    heappush(waiting, (_order(each), each))
+                for entry in self._let_in_by(entering.publisher, depth + 1):
+                    heappush(waiting, entry)
         return self._named(found)
+
+    def _let_in_by(self, who: bytes, depth: int) -> list[tuple[tuple[int, int, int, bytes], SignedStatement]]:
+        return [((depth, nth, *_order(each)), each) for nth, each in enumerate(self._said.get(who, ()))]
 
     def _entering(self, statement: SignedStatement) -> Member | None:
         """Who comes in by a membership or a rotation; None for those who were removed since, and for the founder."""

@@ -1,6 +1,7 @@
 """Who is a member: what statements give, whatever order they come in."""
 
 from collections.abc import Iterable
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -233,3 +234,18 @@ def test_all_nodes_that_know_the_same_have_the_same_roster(order: list[SignedSta
     expected = roster(sorted(order, key=lambda each: each.envelope), devices=True)
     found = roster(order, devices=True)
     assert (found.members, found.removed, found.rekey) == (expected.members, expected.removed, expected.rekey)
+
+
+def test_member_that_lets_in_as_many_as_there_is_room_for_keeps_no_others_out() -> None:
+    honest = [lets_in("a", f"honest {n}", 1000 + n) for n in range(40)]
+    theirs = [lets_in("honest 1", f"guest {n}", 2000 + n) for n in range(20)]
+    # Dated before everybody else's, in a row and one behind the other.
+    wide = [lets_in("honest 0", f"wide {n}", 1 + n) for n in range(MAX_MEMBERS)]
+    deep = [lets_in(f"deep {n}" if n else "honest 0", f"deep {n + 1}", 1 + n) for n in range(MAX_MEMBERS)]
+    said = [*honest, *theirs, *wide, *deep]
+    Random(1).shuffle(said)
+    found = roster(said)
+    assert found.members == roster(sorted(said, key=lambda each: each.envelope)).members
+    assert len(found.members) == MAX_MEMBERS
+    for name in [*(f"honest {n}" for n in range(40)), *(f"guest {n}" for n in range(20))]:
+        assert key(name).public in found.members
