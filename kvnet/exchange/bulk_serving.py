@@ -73,9 +73,10 @@ class StoreSource:
                 spread_s = 0.0
                 if limits_rate:
                     spread_s = self._on_loop(self._server.delay_s, peer, len(data), request.purpose)
-                yield HeldChunk(index, data, spread_s)
+                # Before it is sent: whoever has the last chunk hangs up at once, and this does not go on.
                 counted["chunks_served"] += 1
                 counted["bytes_served"] += len(data)
+                yield HeldChunk(index, data, spread_s)
 
     def _places(self, plan: SendChunks, packs: "_Packs") -> dict[int, "_Place | None"]:
         """Where the chunks lie at this moment, in the order asked for."""
