@@ -41,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/kvnet demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --durations=20 $(PYTEST_ARGS)
+	scripts/run_tests.sh $(PYTEST_ARGS)
 
 # Every branch of the pure parts is taken by a test.
 coverage: $(STAMP)
