@@ -264,6 +264,10 @@ class PeerRemembrance:
         self.book.retry_all(self._wall_s())
         self._wake()
 
+    async def greet(self, _session: PeerSession) -> None:
+        """A session has opened: who is met is remembered at once, also when this node ends in the next second."""
+        self._wake()
+
     def moved(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """A neighbour says where it is."""
         self.book.moved(peer, addresses, self._wall_s())

@@ -45,6 +45,7 @@ class Surroundings:
         self._remembered = PeerRemembrance(
             node.network, node.sessions, node.session_with, lane=ThreadLane(), keeper=keeper
         )
+        node.greet_with(self._remembered.greet)
         keep = frozenset(_peer_of(address) for address in config.bootstrap)
         self._neighbours = Neighbours(node.network, node.session_with, keep=keep)
         self._discovery = self._discover() if config.lan_discovery else None

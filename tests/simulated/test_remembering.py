@@ -39,6 +39,7 @@ async def remember(node: Node, nursery: trio.Nursery, kept: KeptPeers | None = N
         limits=BookLimits(retry_s=10.0, max_retry_s=60.0),
         wall_s=lambda: 1_800_000_000.0 + trio.current_time(),
     )
+    node.exchange.greet_with(remembered.greet)
     await nursery.start(remembered.run)
     return remembered
 
@@ -65,6 +66,21 @@ async def test_a_restarted_node_reaches_the_members_it_had_met(
     await remember(again, nursery, kept)
     await trio.sleep(3)
     assert members(again) == [b.network.peer_id]
+
+
+async def test_a_member_is_remembered_though_the_node_ends_right_after_they_met(
+    autojump_clock: MockClock, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    world, kept = World(default_link=Link(latency_s=0.001)), KeptPeers()
+    b = await start_node(world, nursery, tmp_path, "b")
+    async with trio.open_nursery() as first_run:
+        a = await start_node(world, first_run, tmp_path, "a")
+        await remember(a, first_run, kept)
+        await trio.sleep(0.5)  # what it had looked at before is some time ago, and the next look some time ahead
+        await a.meet(b)
+        await trio.sleep(0.2)
+        first_run.cancel_scope.cancel()
+    assert list(kept.peers) == [b.network.peer_id]
 
 
 async def test_a_member_that_went_is_found_again_when_it_is_back_and_the_pauses_end(
