@@ -17,7 +17,7 @@ export PYTHONPYCACHEPREFIX="$beside/compiled"
 trap 'rm -rf "$beside"' EXIT
 trap 'kill "$processes" 2>/dev/null; exit 130' INT TERM
 
-"$python" -m pytest --durations=20 -p no:cacheprovider tests/e2e tests/loopback >"$beside/log" 2>&1 &
+"$python" -m pytest --durations=20 -p no:cacheprovider tests/e2e >"$beside/log" 2>&1 &
 processes=$!
 
 status=0
@@ -28,7 +28,7 @@ else
     # shellcheck disable=SC2086 # three paths
     "$python" -m pytest -q -p no:cacheprovider $pure || status=$?
 fi
-"$python" -m pytest --durations=20 -p no:cacheprovider tests --ignore=tests/e2e --ignore=tests/loopback \
+"$python" -m pytest --durations=20 -p no:cacheprovider tests --ignore=tests/e2e \
     --ignore=tests/unit/format --ignore=tests/unit/trust --ignore=tests/unit/protocol || status=$?
 
 echo 'The lane with the tests that start processes:'

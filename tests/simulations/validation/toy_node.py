@@ -8,12 +8,14 @@ import sys
 from functools import partial
 
 from kvnet.engine.toy import ToyCosts, open_toy_engine
-from kvnet_node import wiring
+from kvnet_node import services
 from kvnet_node.entry import main
 
 if __name__ == "__main__":
     costs = ToyCosts(prefill_s_per_token=float(os.environ["TOY_PREFILL_S"]))
-    # Where the node is composed, nothing else is exchanged.
-    setattr(wiring, "open_engine", partial(open_toy_engine, costs=costs))  # noqa: B010 - of another type
+    # Where the node gets its engines from; nothing else is exchanged.
+    if not hasattr(services, "open_engine"):
+        sys.exit("expected kvnet_node.services to open engines, found that something else does")
+    setattr(services, "open_engine", partial(open_toy_engine, costs=costs))  # noqa: B010 - of another type
     del sys.argv[1]
     sys.exit(main())
