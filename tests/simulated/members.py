@@ -101,3 +101,10 @@ async def start_member(
     removals = Removals(identity, statements, node.store, names, node.lane, removed=node.exchange.removed)
     await nursery.start(removals.run)
     return Member(node, identity, statements, memberships, removals)
+
+
+async def met(*members: Member) -> None:
+    """Wait until sessions and statements have come to rest."""
+    await trio.sleep(30)
+    for member in members:
+        await member.statements.settled()

@@ -12,15 +12,8 @@ from kvnet.protocol.messages import GetStatements, RefusalReason
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement
-from tests.simulated.members import Member, start_member
+from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S
-
-
-async def met(*members: Member) -> None:
-    """Wait until sessions and statements have come to rest."""
-    await trio.sleep(30)
-    for member in members:
-        await member.statements.settled()
 
 
 async def calls_itself(

@@ -21,7 +21,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC
 from kvnet.trust.statements import Membership, Removal, sign_statement
 from kvnet_node.membership import reach
-from tests.simulated.members import Member, start_member
+from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S, wall_s
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
@@ -35,13 +35,6 @@ async def share_new(member: Member, swarm: str = "team", tokens: list[int] = TOK
     shared = share(member.node.store, member.identity, added.record.hash, namespace, created_s=NOW_S)
     member.node.exchange.published(shared.record, shared.keys)
     return shared.record.hash
-
-
-async def met(*members: Member) -> None:
-    """Wait until sessions and statements have come to rest."""
-    await trio.sleep(30)
-    for member in members:
-        await member.statements.settled()
 
 
 async def test_what_is_shared_on_a_node_is_found_by_one_that_met_another_member_only(
