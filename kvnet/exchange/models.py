@@ -34,6 +34,7 @@ from kvnet.protocol.messages import (
     Reply,
     Request,
     Sample,
+    models_digest,
 )
 
 _log = logging.getLogger(__name__)
@@ -41,12 +42,11 @@ _log = logging.getLogger(__name__)
 REFRESH_S = 600.0
 """Seconds after which a peer is asked for its models again."""
 
-HINT_S = 2.0
-"""A peer that asks for our models may have new ones of its own and is asked back, unless it was asked so shortly before
-that it only asks back itself."""
+RETRY_S = 30.0
+"""Seconds after which a peer that did not answer is asked again."""
 
-HINTS_PER_PEER = 8
-"""Times a peer is asked back in one `REFRESH_S`."""
+HINTS_PER_PEER = MAX_MODELS
+"""Times a peer that says it has other models is asked back in one `REFRESH_S`: once for each it may load."""
 
 SAMPLES_PER_PEER = 2 * MAX_MODELS
 """Samples a peer gets, and is asked for, in one `REFRESH_S`: twice what is needed."""
@@ -116,11 +116,14 @@ class _Allowance:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one connected peer, as long as it has a session."""
+    """What is known of one connected peer, as long as it has a session.
+
+    `digest` is that of the models it told of last.
+    """
 
     sessions: int = 0
     models: list[PeerModel] = field(default_factory=list)
-    asked_s: float = float("-inf")
+    digest: bytes = b""
     hint: trio.Event = field(default_factory=trio.Event)
     hints: _Allowance = field(default_factory=lambda: _Allowance(HINTS_PER_PEER))
     told: _Allowance = field(default_factory=lambda: _Allowance(ASKED_PER_PEER))
@@ -184,10 +187,12 @@ class ModelExchange:
         known = self._of(session.peer)
         if not known.told.take():
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
-        if trio.current_time() - known.asked_s >= HINT_S and known.hints.take():
+        if request.mine != known.digest and known.hints.take():
             known.hint.set()
-        entries = tuple(_entry(own) for own in self._models()[:MAX_MODELS])
-        return Models(request_id=request.request_id, models=entries)
+        return Models(request_id=request.request_id, models=self._entries())
+
+    def _entries(self) -> tuple[ModelEntry, ...]:
+        return tuple(_entry(own) for own in self._models()[:MAX_MODELS])
 
     def _answer_sample(self, session: PeerSession, request: Request) -> Reply:
         assert isinstance(request, GetSample)  # noqa: S101 - answerers are called by kind
@@ -213,20 +218,22 @@ class ModelExchange:
                 await trio.sleep_forever()
             while True:
                 changed, known.hint = self._changed, trio.Event()
-                if self.unasked():
-                    await self._refresh(session)
-                with trio.move_on_after(REFRESH_S):
+                heard = not self.unasked() or await self._refresh(session)
+                with trio.move_on_after(REFRESH_S if heard else RETRY_S):
                     await _first(changed, known.hint)
         finally:
             known.sessions -= 1
             if not known.sessions:
                 self._known.pop(session.peer, None)
 
-    async def _refresh(self, session: PeerSession) -> None:
+    async def _refresh(self, session: PeerSession) -> bool:
+        """Whether the peer has told of its models."""
         try:
             await self.refresh(session)
         except KvnetError as error:
             _log.debug("a peer's models are not known: %s", error)
+            return False
+        return True
 
     @staticmethod
     def can_ask(session: PeerSession) -> bool:
@@ -241,11 +248,11 @@ class ModelExchange:
             MalformedError: it answers with something else.
         """
         known = self._of(session.peer)
-        known.asked_s = trio.current_time()
         slot = session.member_slots[0]
-        reply = await session.ask(GetModels(request_id=0, slot=slot))
+        reply = await session.ask(GetModels(request_id=0, slot=slot, mine=models_digest(self._entries())))
         expect(reply, Models)
         assert isinstance(reply, Models)  # noqa: S101 - for the type checker
+        known.digest = models_digest(reply.models)
         ours = list(self._models())
         found: list[PeerModel] = []
         for entry in reply.models:

@@ -12,6 +12,7 @@ import msgspec
 
 from kvnet.errors import MalformedError, ProtocolViolationError
 from kvnet.format import cbor, limits
+from kvnet.format.hashes import blake3_hash
 from kvnet.format.sample import MAX_SAMPLE_BYTES
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.trust.statements import MAX_STATEMENT_BYTES
@@ -355,10 +356,15 @@ class Statements(_Message, frozen=True, tag="statements"):
 
 
 class GetModels(_Message, frozen=True, tag="get_models"):
-    """Which models do you have?"""
+    """Which models do you have?
+
+    Attributes:
+        mine: digest of the models the asking side has, see `models_digest`; whoever knows it of other ones asks back.
+    """
 
     request_id: RequestId
     slot: Slot
+    mine: Bytes32
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -522,6 +528,11 @@ ChunkAnswer = ChunkHeader | ChunkRefused
 def encode_message(message: Message | BulkAsk | ChunkAnswer) -> bytes:
     """The body of a frame."""
     return cbor.encode_struct(message)
+
+
+def models_digest(models: tuple[ModelEntry, ...]) -> bytes:
+    """What `GetModels` names a node's models by: BLAKE3 of the `Models` message with 0 for its request id, 32 bytes."""
+    return blake3_hash(encode_message(Models(request_id=0, models=models)))
 
 
 def decode_message(body: bytes) -> Message:

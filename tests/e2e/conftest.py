@@ -6,7 +6,8 @@ import select
 import subprocess
 import sysconfig
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ class Kvnet:
     def json(self, *arguments: str, **environment: str) -> dict[str, Any]:
         """The result of a command that must succeed."""
         return self("--json", "--quiet", *arguments, **environment).result
+
+    def until(self, what: Callable[[dict[str, Any]], bool], *arguments: str) -> dict[str, Any]:
+        """The result of a command once it is as expected: what nodes tell each other takes a moment, more on a busy
+        machine."""
+        until_s = time.monotonic() + TIMEOUT_S
+        while not what(seen := self.json(*arguments)):
+            assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
+            time.sleep(0.2)
+        return seen
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         """A command that goes on while the test does; ended with the test."""

@@ -49,9 +49,11 @@ def test_two_machines_say_what_they_have_in_common_and_when_one_of_them_pauses(
     status = kvnet.json("status")
     assert status["not_serving"] == "paused"
     assert 3000 < status["pause_left_s"] <= 3600
-    (peer,) = other.json("peers")["peers"]
+    seen = other.until(
+        lambda seen: {model["name"] for model in seen["peers"][0]["models"]} == {"tiny-both", "tiny-half-f32"}, "peers"
+    )
+    (peer,) = seen["peers"]
     assert (peer["state"], peer["scopes"], peer["member"]) == ("paused", ["mine"], True)
-    assert {model["name"] for model in peer["models"]} == {"tiny-both", "tiny-half-f32"}
 
     # Both outlive a restart: the pause, and what is known of the models without loading one.
     assert kvnet("node", "stop").code == 0

@@ -200,9 +200,28 @@ async def test_a_peer_that_has_a_new_model_is_asked_at_once(autojump_clock: Mock
     await trio.sleep(1.0)
     assert [each.ours for each in ours.of(b.network.peer_id)] == ["toy-model"]
     # And then they have said all there is to say.
-    asked = ours._known[b.network.peer_id].asked_s
+    told = told_times(ours, b) + told_times(theirs, a)
     await trio.sleep(60.0)
-    assert ours._known[b.network.peer_id].asked_s == asked
+    assert told_times(ours, b) + told_times(theirs, a) == told
+
+
+async def test_models_that_come_one_shortly_after_another_are_all_known(
+    autojump_clock: MockClock, start: StartNode
+) -> None:
+    a, b = await start("a"), await start("b")
+    new: list[OwnModel] = []
+    ours, theirs = exchange(a, [await model()]), exchange(b, new)
+    await meet(a, b)
+    for name in ("first", "second", "third"):
+        new.append(await model(name))
+        theirs.changed()
+        await trio.sleep(0.1)
+    assert [each.theirs.name for each in ours.of(b.network.peer_id)] == ["first", "second", "third"]
+
+
+def told_times(models: ModelExchange, peer: Node) -> int:
+    """How often a peer was told of the models."""
+    return models._known[peer.network.peer_id].told.used
 
 
 async def test_another_form_of_a_model_is_named_and_another_model_is_not_matched(
@@ -248,7 +267,7 @@ async def test_a_peer_gets_no_more_samples_than_it_can_need(autojump_clock: Mock
             await session.ask(GetSample(request_id=0, slot=slot, fingerprint=fingerprint))
     with pytest.raises(PeerRefusedError, match="unknown"):
         await session.ask(GetSample(request_id=0, slot=slot, fingerprint=bytes(32)))
-    await session.ask(GetModels(request_id=0, slot=slot))
+    await session.ask(GetModels(request_id=0, slot=slot, mine=bytes(32)))
 
 
 async def test_a_sample_by_another_producer_than_told_counts_for_nothing(
@@ -286,8 +305,8 @@ async def test_a_peer_is_told_of_the_models_no_more_often_than_it_can_need(
     answered = 0
     with pytest.raises(PeerRefusedError, match="busy"):
         for _ in range(200):
-            await session.ask(GetModels(request_id=0, slot=session.member_slots[0]))
+            await session.ask(GetModels(request_id=0, slot=session.member_slots[0], mine=bytes(32)))
             answered += 1
     assert ASKED_PER_PEER / 2 < answered <= ASKED_PER_PEER
     await trio.sleep(700)
-    await session.ask(GetModels(request_id=0, slot=session.member_slots[0]))
+    await session.ask(GetModels(request_id=0, slot=session.member_slots[0], mine=bytes(32)))
