@@ -173,6 +173,11 @@ class ModelExchange:
         known = self._known.get(peer)
         return list(known.models) if known is not None else []
 
+    def told_names(self) -> dict[bytes, str]:
+        """What connected peers call models, by the hash of their fingerprint; not escaped."""
+        told = [model.theirs for known in self._known.values() for model in known.models]
+        return {bytes(each.fingerprint.hash): each.name for each in told}
+
     def changed(self) -> None:
         """This node has other models or samples than a moment ago: compare anew with everybody."""
         self._changed.set()

@@ -28,6 +28,8 @@ _log = structlog.get_logger(__name__)
 MAX_MODELS = 256
 """Models remembered; those loaded longest ago go first."""
 
+BOOK_NAME = "models.json"
+
 COMPUTES = ("mlx", "mlx-lm")
 """Packages whose version is part of what computes."""
 
@@ -49,6 +51,23 @@ class _Book(msgspec.Struct, frozen=True):
     models: list[_Known]
 
 
+def model_names(directory: Path) -> dict[bytes, str]:
+    """What models that were ever loaded here are called, by the hash of their fingerprint. Reads a file.
+
+    Args:
+        directory: of a `SampleBook`.
+    """
+    try:
+        known = _read_book(directory).models
+        return {bytes(decode_fingerprint(each.fingerprint).hash): each.name for each in known}
+    except (OSError, msgspec.DecodeError, KvnetError):
+        return {}
+
+
+def _read_book(directory: Path) -> _Book:
+    return msgspec.json.decode((directory / BOOK_NAME).read_bytes(), type=_Book)
+
+
 class SampleBook:
     """See the module. Its calls read and write files; none of them takes long.
 
@@ -64,7 +83,7 @@ class SampleBook:
     def load(self) -> None:
         """Take up what was kept of folders that are as they were."""
         try:
-            book = msgspec.json.decode((self._directory / "models.json").read_bytes(), type=_Book)
+            book = _read_book(self._directory)
         except (FileNotFoundError, msgspec.DecodeError):
             return
         for known in book.models[:MAX_MODELS]:
@@ -142,7 +161,7 @@ class SampleBook:
         return OwnModel.of(ModelHere(here.name, fingerprint, producer, here.packing, sample))
 
     def _write(self) -> None:
-        write_private(self._directory / "models.json", msgspec.json.encode(_Book(list(self._known.values()))))
+        write_private(self._directory / BOOK_NAME, msgspec.json.encode(_Book(list(self._known.values()))))
 
     def _sample_file(self, fingerprint: Fingerprint, producer: bytes) -> Path:
         return self._directory / f"{fingerprint.hash.hex()[:32]}-{blake3(producer).hexdigest()[:16]}.sample"

@@ -174,6 +174,9 @@ def test_a_prompt_finds_its_longest_prefix_among_peers_and_afterwards_on_the_own
     assert [source["source"] for source in peer["sources"]] == ["peer"]
     assert peer["sources"][0]["peer"] == started["peer"]
     assert peer["reused_tokens"] == added["tokens"]
+    # What was fetched goes by the name the model has here.
+    other.until(lambda seen: [each["model"] for each in seen["artifacts"]] == [model.name], "list")
+    assert other.json("show", added["artifact"])["model"] == model.name
     kvnet.json("node", "stop")
     disk = other.json(*flags)
     assert [source["source"] for source in disk["sources"]] == ["disk"]

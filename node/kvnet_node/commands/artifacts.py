@@ -73,6 +73,7 @@ def _render_show(result: ShowResult) -> str:
     items = [
         ("artifact", result.artifact),
         ("names", ", ".join(result.names) or "-"),
+        ("model", result.model or "not known here"),
         ("tokens", f"{format_count(result.tokens)} in {format_counted(result.blocks, 'block')}"),
         (
             "chunks",

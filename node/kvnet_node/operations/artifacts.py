@@ -13,6 +13,7 @@ from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.removing import remove_everywhere
 from kvnet_node.operations.targets import held_artifact, resolve_version
+from kvnet_node.samples import model_names
 from kvnet_node.services import Services
 
 
@@ -23,7 +24,16 @@ async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.Lis
     names = await services.lane.run(services.names.by_artifact)
     policy = services.identity.policy()
     scopes = _scopes(services)
-    return r.ListResult([_summary(record, names.get(record.hash, []), policy, scopes) for record in records])
+    models = await model_names_here(services)
+    return r.ListResult([_summary(record, names.get(record.hash, []), policy, scopes, models) for record in records])
+
+
+async def model_names_here(services: Services) -> dict[bytes, str]:
+    """What models are called, by the hash of their fingerprint: here, else by a connected peer."""
+    matching = services.matching
+    told = matching.exchange.told_names() if matching is not None else {}
+    theirs = {fingerprint: escape_text(name) for fingerprint, name in told.items()}
+    return theirs | await services.lane.run(model_names, services.paths.samples_dir)
 
 
 def _scopes(services: Services) -> dict[bytes, str]:
@@ -32,9 +42,14 @@ def _scopes(services: Services) -> dict[bytes, str]:
 
 
 def _summary(
-    record: ArtifactRecord, names: list[NamedVersion], policy: TrustPolicy, scopes: dict[bytes, str]
+    record: ArtifactRecord,
+    names: list[NamedVersion],
+    policy: TrustPolicy,
+    scopes: dict[bytes, str],
+    models: dict[bytes, str],
 ) -> r.ArtifactSummary:
     manifest = record.manifest
+    made_with = next((version.model for version in names if version.model), "")
     return r.ArtifactSummary(
         artifact=artifact_text(record.hash),
         names=[version.text for version in names],
@@ -47,7 +62,7 @@ def _summary(
         signer=publisher_text(manifest.publisher),
         own=manifest.publisher in policy.own,
         created=manifest.created,
-        model=next((version.model for version in names if version.model), ""),
+        model=made_with or models.get(manifest.fingerprint.hash, ""),
         revoked=not policy.may_serve(manifest),
         scope=scopes.get(manifest.namespace, ""),
     )
@@ -61,9 +76,11 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
     held = await services.lane.run(_held_chunks, services, record)
     manifest = record.manifest
     verdict = services.identity.policy().judge(manifest)
+    models = await model_names_here(services)
     return r.ShowResult(
         artifact=artifact_text(record.hash),
         names=names,
+        model=models.get(manifest.fingerprint.hash, ""),
         tokens=manifest.n_tokens,
         blocks=manifest.n_blocks,
         chunks=manifest.n_chunks,

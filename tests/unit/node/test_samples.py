@@ -8,7 +8,7 @@ import pytest
 from kvnet.engine.models import ModelEntry, Quantisation, inspect_model
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import MalformedError
-from kvnet_node.samples import SampleBook
+from kvnet_node.samples import SampleBook, model_names
 from tests.unit.node.test_engines import make_model
 
 
@@ -47,6 +47,17 @@ async def test_a_model_that_was_loaded_once_is_known_at_the_next_start(
     assert (own.here.packing.bits, own.here.packing.group) == (4, 64)
     assert own.sample == await engine.sample()
     assert again.own(folder) == own
+
+
+def test_a_model_keeps_its_name_after_its_folder_is_gone(book: SampleBook, folder: Path, tmp_path: Path) -> None:
+    assert model_names(tmp_path / "samples") == {}
+    info = engine_of(folder).info
+    book.note(entry_of(folder), info)
+    shutil.rmtree(folder)
+    assert info.fingerprint is not None
+    assert model_names(tmp_path / "samples") == {info.fingerprint.hash: "Toy-1B-4bit"}
+    (tmp_path / "samples" / "models.json").write_text("{")
+    assert model_names(tmp_path / "samples") == {}
 
 
 async def test_a_folder_whose_files_changed_is_unknown_again(book: SampleBook, folder: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class ShowResult(Result, frozen=True, tag="show"):
 
     Attributes:
         scope: what its namespace is called here; "" when this node is not in it.
+        model: what its model is called here, else by a connected peer; "" when nobody knows it.
         verdict: whose rules accept it: "accepted" or the reason of the refusal.
         held_chunks: chunks held, of ``chunks``.
         fingerprint: named parts of the fingerprint, digests in hex.
@@ -93,6 +94,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     revocations: list[str] = []
     attestations: list[str] = []
     scope: str = ""
+    model: str = ""
 
 
 class VerifyRequest(Request, frozen=True):
