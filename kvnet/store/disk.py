@@ -21,9 +21,10 @@ from kvnet.format.hashes import (
     blake3_hash,
     short_text,
 )
+from kvnet.store.database import IndexUnreadableError
 from kvnet.store.eviction import FRESH_S
 from kvnet.store.failures import storage_errors
-from kvnet.store.index import ArtifactRow, Index, IndexUnreadableError, PlacedChunk
+from kvnet.store.index import ArtifactRow, Index, PlacedChunk
 from kvnet.store.interface import (
     ArtifactRecord,
     ChunkLocation,

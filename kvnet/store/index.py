@@ -5,80 +5,17 @@ keys, from secrets that whoever opens the store has), so a lost commit costs a s
 commits do not wait for the medium (``synchronous = NORMAL`` under WAL keeps the database whole, not the last commit).
 """
 
-import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from kvnet.errors import StoreError, StoreFullError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash, ChunkHash, FingerprintHash, NamespaceId, PrefixKey
 from kvnet.format.manifest import Manifest
-from kvnet.store.osfile import PRIVATE_FILE_MODE
-
-SCHEMA_VERSION: Final = 1
-"""An index of another version is made anew."""
+from kvnet.store.database import Database
 
 QUERY_KEYS: Final = 500
 """Keys per query; SQLite allows 999 variables in every build."""
-
-_SCHEMA: Final = """
-CREATE TABLE packs (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    artifact BLOB NOT NULL,
-    size_bytes INTEGER NOT NULL,
-    mtime_ns INTEGER NOT NULL
-);
-CREATE INDEX packs_by_artifact ON packs (artifact);
-CREATE TABLE chunks (
-    hash BLOB NOT NULL,
-    pack INTEGER NOT NULL,
-    offset INTEGER NOT NULL,
-    length_bytes INTEGER NOT NULL,
-    PRIMARY KEY (hash, pack)
-) WITHOUT ROWID;
-CREATE INDEX chunks_by_pack ON chunks (pack);
-CREATE TABLE artifacts (
-    id INTEGER PRIMARY KEY,
-    hash BLOB NOT NULL UNIQUE,
-    envelope BLOB NOT NULL,
-    pages BLOB NOT NULL,
-    fingerprint BLOB NOT NULL,
-    namespace BLOB NOT NULL,
-    token_chunks INTEGER NOT NULL,
-    pinned INTEGER NOT NULL,
-    complete INTEGER NOT NULL DEFAULT 0,
-    readable INTEGER NOT NULL DEFAULT 0,
-    held_bytes INTEGER NOT NULL DEFAULT 0,
-    created_s REAL NOT NULL,
-    last_used_s REAL NOT NULL
-);
-CREATE INDEX artifacts_by_model ON artifacts (fingerprint, namespace);
-CREATE TABLE refs (
-    artifact INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    hash BLOB NOT NULL,
-    length_bytes INTEGER NOT NULL,
-    PRIMARY KEY (artifact, position)
-) WITHOUT ROWID;
-CREATE INDEX refs_by_hash ON refs (hash);
-CREATE TABLE prefixes (
-    namespace BLOB NOT NULL,
-    key BLOB NOT NULL,
-    artifact INTEGER NOT NULL,
-    n_blocks INTEGER NOT NULL,
-    PRIMARY KEY (namespace, key, artifact)
-) WITHOUT ROWID;
-CREATE INDEX prefixes_by_artifact ON prefixes (artifact);
-"""
-
-
-class IndexUnreadableError(StoreError):
-    """The index is damaged or of another version; the packs can make a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,136 +69,8 @@ class PlacedChunk:
 _ARTIFACT_COLUMNS: Final = "id, hash, envelope, pages, complete, readable, pinned, held_bytes, created_s, last_used_s"
 
 
-class Index:
-    """One open index. Not safe for threads by itself: the store's lock covers it.
-
-    Args:
-        path: the database file; created 0600 when missing.
-
-    Raises:
-        IndexUnreadableError: damaged, or of another version.
-        StoreError: the disk failed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._db = self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        new = not self._path.exists()
-        if new:
-            try:
-                # SQLite gives its side files the mode of the database.
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE_MODE))
-            except OSError as error:
-                raise StoreError(f"the index {self._path} cannot be created: {error.strerror}") from error
-        with self._translated():
-            db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        try:
-            self._prepare(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        with self._translated():
-            # Nobody else opens it: the data directory is locked. Then SQLite needs no memory-mapped file beside it,
-            # whose pages kill the process with SIGBUS when the drive has gone.
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-            elif version != SCHEMA_VERSION:
-                raise IndexUnreadableError(f"expected an index of version {SCHEMA_VERSION}, found {version}")
-            elif db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                raise IndexUnreadableError("the index is damaged")
-
-    @classmethod
-    def open(cls, path: Path) -> "Index":
-        """The index at ``path``; a new, empty one when there is none or it cannot be used.
-
-        Raises:
-            StoreError: the disk failed.
-        """
-        try:
-            return cls(path)
-        except IndexUnreadableError:
-            _remove(path)
-            return cls(path)
-
-    def start_anew(self) -> None:
-        """Throw everything away and start with an empty index.
-
-        Raises:
-            StoreError: the disk failed.
-        """
-        self._db.close()
-        _remove(self._path)
-        self._db = self._connect()
-
-    def close(self) -> None:
-        """Close the database."""
-        self._db.close()
-
-    def checkpoint(self) -> None:
-        """Move what was committed into the database file, and empty the log beside it."""
-        with self._translated():
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    def files(self) -> list[Path]:
-        """The database and its side files."""
-        return _files(self._path)
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All of it, or nothing.
-
-        Raises:
-            StoreFullError: the disk is full.
-            IndexUnreadableError: the database is damaged.
-            StoreError: the disk failed.
-        """
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
-                raise StoreFullError(
-                    "there is no room for the index", hint="Make room on the disk, or remove artifacts: `kvnet rm`."
-                ) from error
-            # The last three: tables that contradict each other, or are others than ours.
-            if code in {
-                sqlite3.SQLITE_CORRUPT,
-                sqlite3.SQLITE_NOTADB,
-                sqlite3.SQLITE_CONSTRAINT,
-                sqlite3.SQLITE_MISMATCH,
-                sqlite3.SQLITE_ERROR,
-            }:
-                raise IndexUnreadableError("the index is damaged", hint="Run `kvnet store rebuild`.") from error
-            raise StoreError(f"the index failed: {error}", hint="Run `kvnet store rebuild`.") from error
-
-    def _rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        with self._translated():
-            return self._db.execute(query, parameters).fetchall()
-
-    def _row(self, query: str, parameters: Sequence[Any] = ()) -> Any:
-        rows = self._rows(query, parameters)
-        return rows[0] if rows else None
+class Index(Database):
+    """One open index: every question that the store asks of it."""
 
     # --- packs and chunks ---------------------------------------------------------------------------------------------
 
@@ -521,18 +330,6 @@ class Index:
             "WHERE p.namespace = ? AND a.readable ORDER BY a.id, p.n_blocks"
         )
         return [(PrefixKey(key), ArtifactHash(artifact), n) for key, artifact, n in self._rows(query, (namespace,))]
-
-
-def _files(path: Path) -> list[Path]:
-    return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
-
-
-def _remove(path: Path) -> None:
-    try:
-        for file in _files(path):
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"the index {path} cannot be removed: {error.strerror}") from error
 
 
 def _artifact_row(row: Sequence[Any]) -> ArtifactRow:

@@ -1,0 +1,131 @@
+"""What a store hands out: records of artifacts, places of chunks, and what its longer operations found or did."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvnet.format.chunks import ChunkEntry
+from kvnet.format.hashes import ArtifactHash, ChunkHash
+from kvnet.format.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """An artifact as it is stored.
+
+    Attributes:
+        hash: its artifact hash.
+        envelope: the signed manifest, as received.
+        manifest: its value; the signature has been checked.
+        entries: the chunk list.
+        pages: the same in pages, as they travel.
+        complete: every chunk that its publisher did not leave out is held.
+        pinned: kept until it is unpinned; otherwise it may be evicted.
+        size_bytes: bytes of its chunks that are held, shared ones included.
+        created_s: seconds since 1970 when it came into this store.
+        last_used_s: seconds since 1970 when it was last used.
+    """
+
+    hash: ArtifactHash
+    envelope: bytes
+    manifest: Manifest
+    entries: tuple[ChunkEntry, ...]
+    pages: tuple[bytes, ...]
+    complete: bool
+    pinned: bool
+    size_bytes: int
+    created_s: float
+    last_used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLocation:
+    """Where a chunk's stored bytes lie: ``length_bytes`` at ``offset`` of ``path``.
+
+    The bytes are not checked when this is made: whoever reads them hashes what was read.
+    """
+
+    path: Path
+    offset: int
+    length_bytes: int
+    hash: ChunkHash
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full a store is.
+
+    Attributes:
+        artifacts: how many artifacts it lists.
+        pinned: how many of them are pinned.
+        chunks: distinct chunks held.
+        held_bytes: everything on disk: packs, packs being written, the index, what was set aside.
+        quota_bytes: the most that may be.
+        free_bytes: free on the disk.
+        min_free_bytes: what must stay free.
+    """
+
+    artifacts: int
+    pinned: int
+    chunks: int
+    held_bytes: int
+    quota_bytes: int
+    free_bytes: int
+    min_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the store's folders that is not used, and why.
+
+    Attributes:
+        path: where it is, or was before it was set aside.
+        reason: in words.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What re-hashing an artifact found.
+
+    Attributes:
+        chunks: chunks that match.
+        size_bytes: their bytes.
+        bad: indices of chunks that did not match; they are not served any more.
+        missing: indices of chunks that were not held.
+    """
+
+    chunks: int
+    size_bytes: int
+    bad: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What garbage collection removed.
+
+    Attributes:
+        removed: artifacts that were evicted.
+        freed_bytes: how much less the store holds.
+    """
+
+    removed: tuple[ArtifactHash, ...]
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuilt index holds.
+
+    Attributes:
+        artifacts: artifacts listed.
+        chunks: distinct chunks.
+        problems: what was not taken in, and why.
+    """
+
+    artifacts: int
+    chunks: int
+    problems: tuple[Problem, ...]
