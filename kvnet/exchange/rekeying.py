@@ -210,4 +210,6 @@ class Rekeyer:
             removed=tuple(out[:MAX_MEMBERS]),
             sealed=tuple(SealedSecret(member=each, box=box) for each, box in boxes if box is not None),
         )
-        return await self._rosters.say(scope.namespace, key, body)
+        # Else a removal by a clock that is behind would take nobody out, and nobody would notice.
+        above = self._rosters.newest_word(roster, out)
+        return await self._rosters.say(scope.namespace, key, body, above=above)

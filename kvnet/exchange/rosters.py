@@ -1,6 +1,6 @@
 """The rosters of this node's namespaces, worked out anew whenever a statement about members comes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,15 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.machines import keys_of_machine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster, build_roster
-from kvnet.trust.statements import AnyStatement, Membership, SignedStatement, next_sequence, sign_statement, timely
+from kvnet.trust.statements import (
+    AnyStatement,
+    KeyRotation,
+    Membership,
+    SignedStatement,
+    next_sequence,
+    sign_statement,
+    timely,
+)
 
 if TYPE_CHECKING:
     from kvnet.exchange.node import ExchangeNode
@@ -188,13 +196,32 @@ class Rosters:
         roster = self.roster(NamespaceId(body.namespace))
         return last if roster is not None and body.member in roster.members else None
 
-    async def say(self, namespace: Namespace, key: PublisherKey, body: AnyStatement) -> SignedStatement:
+    def newest_word(self, roster: Roster, about: Collection[bytes]) -> int:
+        """The highest sequence of what would let these in again, or count for more than their removal; 0 for nothing.
+
+        What they have signed themselves is left out: it goes with them, whatever date they gave it.
+
+        Args:
+            roster: of the namespace.
+            about: publisher ids.
+        """
+        namespace = NamespaceId(roster.namespace)
+        said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
+        speaking = roster.members.keys() - set(about)
+        return max(
+            (each.body.sequence for each in said if each.signer in speaking and _lets_in(each, about)), default=0
+        )
+
+    async def say(
+        self, namespace: Namespace, key: PublisherKey, body: AnyStatement, *, above: int = 0
+    ) -> SignedStatement:
         """Sign a statement with one of this node's keys, keep it, and tell the members.
 
         Args:
             namespace: in which it is told.
             key: that signs.
             body: its sequence and time of issue are set here.
+            above: a sequence that it must be above, also when this clock is behind those of others.
 
         Raises:
             StoreError: it could not be kept.
@@ -202,13 +229,14 @@ class Rosters:
         now_s = self._now()
         draft = sign_statement(body, key)
         last = self._statements.latest(draft.kind, body.subject, key.public)
-        sequence = next_sequence(now_s, last.body.sequence if last is not None else 0)
+        sequence = next_sequence(now_s, max(above, last.body.sequence if last is not None else 0))
         statement = sign_statement(_dated(body, sequence, int(now_s)), key)
         late = timely(statement.body, now_s)
         if late is not None:
             raise StoreError(
                 f"expected a clock that goes on, found that what this node has to say next cannot count: {late}",
-                hint="this machine's clock was ahead when it last said so; is it right now? Then wait as long as that",
+                hint="set this machine's clock right; if it is, it, or that of another member who spoke of this, was ahead: "
+                "wait that long",
             )
         self._statements.take([statement.envelope], namespace)
         await self._statements.settled()
@@ -219,6 +247,16 @@ class Rosters:
                 hint="kvnet status shows what is wrong with the disk",
             )
         return statement
+
+
+def _lets_in(statement: SignedStatement, publishers: Collection[bytes]) -> bool:
+    match statement.body:
+        case Membership(member=member):
+            return member in publishers
+        case KeyRotation(new=new):
+            return new in publishers
+        case _:
+            return True
 
 
 def _dated(body: AnyStatement, sequence: int, issued_s: int) -> AnyStatement:

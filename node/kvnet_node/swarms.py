@@ -38,6 +38,7 @@ MAX_STANDINGS_BYTES: Final = 256 * 1024
 FORMER_LIFE_S: Final = 30 * 24 * 3600
 """Seconds for which a former lookup secret leads sleeping members to the new one."""
 MAX_FORMER: Final = 16
+"""Former secrets kept on disk, the newest; a clock that is wrong for a day deletes none."""
 
 _FORMER_FILE: Final = re.compile(r"former-[0-9a-f]{16}-(\d{1,15})\.kvns")
 
@@ -101,20 +102,26 @@ class SwarmFiles:
         self._scopes = self._scopes_now()
 
     def _read_former(self, there: Collection[NamespaceId]) -> tuple[Namespace, ...]:
-        """The newest first; those whose time is over, or whose namespace is gone, are removed."""
+        """Those whose time is not over, the newest first.
+
+        What is too old is passed over and kept: this clock may be wrong today. What there are too many of, or whose
+        namespace is gone, is removed.
+        """
         found: list[tuple[int, Path]] = []
         for path in self._directory.glob("former-*.kvns"):
             match = _FORMER_FILE.fullmatch(path.name)
             if match:
                 found.append((int(match[1]), path))
         former: list[Namespace] = []
+        n_kept = 0
         for millis, path in sorted(found, reverse=True):
             namespace = read_namespace(path)
-            old = self._now() - millis / 1000 > FORMER_LIFE_S
-            if old or namespace.id not in there or len(former) >= MAX_FORMER:
+            if namespace.id not in there or n_kept >= MAX_FORMER:
                 with contextlib.suppress(OSError):  # where nothing can be written it is passed over all the same
                     path.unlink()
-            else:
+                continue
+            n_kept += 1
+            if self._now() - millis / 1000 <= FORMER_LIFE_S:
                 former.append(Namespace(namespace.name, namespace.prefix_secret, namespace.lookup_secret, former=True))
         return tuple(former)
 

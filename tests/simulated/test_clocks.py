@@ -1,6 +1,7 @@
 """Clocks that were wrong for a while: what is said when they are right again counts."""
 
 import os
+from pathlib import Path
 
 import pytest
 import trio
@@ -10,9 +11,11 @@ from kvnet.errors import StoreError
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.rosters import Rosters, Scope
 from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.network.memory import World
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import Membership, Revocation
-from tests.simulated.nodes import MINE, NOW_S, identity
+from kvnet.trust.statements import CLOCK_SKEW_S, Membership, Revocation, sign_statement
+from tests.simulated.members import met, start_member
+from tests.simulated.nodes import MINE, NOW_S, identity, wall_s
 
 
 class Clock:
@@ -80,3 +83,61 @@ async def test_member_whose_clock_was_ahead_is_told_so_and_not_that_its_disk_is_
         await rosters.say(MINE, key, body)
     clock.now_s += 10 * 3600
     await rosters.say(MINE, key, body)
+
+
+async def test_removal_by_a_clock_that_is_behind_takes_the_member_out_or_says_that_the_clock_is_wrong(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    clock = Clock()
+    a, b, c = [await start_member(world, nursery, tmp_path, name) for name in "abc"]
+    await b.join(await a.invite())
+    await c.join(await b.invite())
+    await met(a, b, c)
+    a.memberships.rosters._now = clock
+    clock.now_s = wall_s() - 300
+    await a.memberships.remove("team", "c")
+    await met(a, b)
+    assert a.members() == b.members() == {"a", "b"}
+    clock.now_s = 86_400.0
+    with pytest.raises(StoreError, match="in the future") as caught:
+        await a.memberships.remove("team", "b")
+    assert "set this machine's clock right" in caught.value.hint
+    clock.now_s = wall_s()
+    await a.memberships.remove("team", "b")
+    assert a.members() == {"a"}
+
+
+async def test_member_that_dates_its_words_as_late_as_can_be_does_not_hold_up_a_removal(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await start_member(world, nursery, tmp_path, name) for name in "abc"]
+    await b.join(await a.invite())
+    await c.join(await a.invite())
+    await met(a, b, c)
+    latest = int(wall_s() + CLOCK_SKEW_S)
+    key = b.identity.signing_key()
+    team = a.identity.swarms.named("team")
+    assert team is not None
+    late = [
+        Membership(
+            sequence=latest * 1000 + 999,
+            issued=latest,
+            expires=0,
+            namespace=team.id,
+            member=who,
+            peers=(),
+            role="colleague",
+            label=label,
+        )
+        for who, label in ((b.publisher, "b"), (c.publisher, "c"))
+    ]
+    a.statements.take([sign_statement(body, key).envelope for body in late], team)
+    await a.statements.settled()
+    with pytest.raises(StoreError, match="in the future"):
+        # B vouches for C at a date above which nothing counts: said, and not passed over.
+        await a.memberships.remove("team", "c")
+    # Its own date saves nobody, and its word goes with it.
+    await a.memberships.remove("team", "b")
+    assert a.members() == {"a", "c"}
+    await a.memberships.remove("team", "c")
+    assert a.members() == {"a"}

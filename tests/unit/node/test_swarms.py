@@ -7,7 +7,7 @@ import pytest
 
 from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file
-from kvnet_node.swarms import FORMER_LIFE_S, MAX_NAMESPACES, Known, SwarmFiles
+from kvnet_node.swarms import FORMER_LIFE_S, MAX_FORMER, MAX_NAMESPACES, Known, SwarmFiles
 
 NEW = b"n" * 32
 TEAM = Namespace("team", b"t" * 32, b"l" * 32)
@@ -83,7 +83,31 @@ def test_a_replaced_secret_is_kept_among_the_former_for_its_time(tmp_path: Path)
     assert [each.lookup_secret for each in opened(tmp_path, clock).former()] == [NEW]
     clock.now_s += 2
     assert opened(tmp_path, clock).former() == ()
-    assert not list(tmp_path.glob("former-*"))
+
+
+def test_a_clock_that_is_years_ahead_for_a_day_deletes_no_former_secret(tmp_path: Path) -> None:
+    clock = Clock()
+    files = opened(tmp_path, clock)
+    team = files.join_swarm(TEAM, Known())
+    files.rekey(team.id, NEW)
+    before_s, clock.now_s = clock.now_s, clock.now_s + 10 * 365 * 86400
+    ahead = opened(tmp_path, clock)
+    assert ahead.former() == ()
+    ahead.rekey(team.id, b"m" * 32)
+    clock.now_s = before_s
+    assert [each.lookup_secret for each in opened(tmp_path, clock).former()] == [NEW, TEAM.lookup_secret]
+
+
+def test_no_more_former_secrets_are_kept_than_there_is_room_for(tmp_path: Path) -> None:
+    clock = Clock()
+    files = opened(tmp_path, clock)
+    team = files.join_swarm(TEAM, Known())
+    for number in range(1, MAX_FORMER + 4):
+        clock.now_s += FORMER_LIFE_S + 1
+        files.rekey(team.id, bytes([number]) * 32)
+    assert len(list(tmp_path.glob("former-*"))) == MAX_FORMER
+    # One is not over its time: that which was replaced last.
+    assert [each.lookup_secret for each in files.former()] == [bytes([MAX_FORMER + 2]) * 32]
 
 
 def test_leaving_forgets_the_secrets_the_former_ones_and_the_members(tmp_path: Path) -> None:
