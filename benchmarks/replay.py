@@ -98,16 +98,11 @@ async def _status(data_dir: Path) -> StatusResult:
 @contextmanager
 def nodes(model: Path, *, paired: bool) -> Iterator[tuple[Side, Side]]:
     """Two fresh nodes that answer with one model; paired they find each other's artifacts."""
-    with two_sides(lambda _: None) as (first, second, root):
-        if paired:
-            publisher = pair(first, second, root)
-            own = str(second.run("key", "show")["publisher"])
-            assert own != publisher
-            first.run("key", "trust", own)
+    with two_sides(lambda _: None) as (first, second, _root):
         first.start("--model", str(model))
-        second.start("--model", str(model), *(("--bootstrap", first.addresses[0]) if paired else ()))
+        second.start("--model", str(model))
         if paired:
-            second.run("peers", first.addresses[0])
+            pair(first, second)
         yield first, second
 
 

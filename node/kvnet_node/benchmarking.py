@@ -232,10 +232,9 @@ def measure_ttft(model: Path, lengths: tuple[int, ...], rounds: int, say: Say) -
         KvnetError: whatever a command reported, or a row that did not do what it is named after.
     """
     with two_sides(lambda _: None) as (holder, asker, root):
-        pair(holder, asker, root)
         holder.start()
-        asker.start("--bootstrap", holder.addresses[0])
-        asker.run("peers", holder.addresses[0])
+        asker.start()
+        pair(holder, asker)
         asked = 0
         for length in lengths:
             document, chat = root / f"handbook-{length}.txt", root / "question.json"

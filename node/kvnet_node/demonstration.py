@@ -1,7 +1,7 @@
 """``kvnet demo``: two real nodes on this machine, paired and used by the commands a person would type.
 
-Node A adds a document. Node B, which has the document too, answers a question about it three times: cold, from A, and
-after A has stopped and B has been restarted, from its own disk. Greedy texts must be equal.
+Node A adds a document and invites B, which joins. B, which has the document too, answers a question about it three
+times: cold, from A, and after A has stopped and B has been restarted, from its own disk. Greedy texts must be equal.
 """
 
 import os
@@ -115,14 +115,18 @@ class Side:
 
     def __init__(self, name: str, data_dir: Path, say: Say) -> None:
         self.name = name
-        self.addresses: list[str] = []
         self.endpoint = ""
         self.data_dir = data_dir
         self._say = say
         self._node: subprocess.Popen[bytes] | None = None
 
-    def run(self, *arguments: str, shown: str = "") -> dict[str, Any]:
+    def run(self, *arguments: str, shown: str = "", typed: str = "") -> dict[str, Any]:
         """Run one command with ``--json`` and return its result.
+
+        Args:
+            arguments: of the command.
+            shown: how the person would type it; empty for what only the demo does.
+            typed: a line for its standard input.
 
         Raises:
             KvnetError: of the class the command reported.
@@ -135,12 +139,16 @@ class Side:
             env=_environment(),
             timeout=COMMAND_TIMEOUT_S,
             check=False,
-            stdin=subprocess.DEVNULL,
+            input=typed.encode(),
         )
         if completed.returncode:
             raise _failure(completed.stderr, f"{self.name}: kvnet {arguments[0]}")
         result: dict[str, Any] = msgspec.json.decode(completed.stdout.splitlines()[-1])
         return result
+
+    def say(self, text: str) -> None:
+        """Tell the person what came of it."""
+        self._say(f"{self.name}: {text}")
 
     def start(self, *arguments: str) -> None:
         """Start the node and wait until it says where it listens."""
@@ -155,7 +163,6 @@ class Side:
         )
         line = self._first_line()
         started: dict[str, Any] = msgspec.json.decode(line)
-        self.addresses = started["addresses"]
         self.endpoint = next(iter(started.get("endpoint", [])), "")
 
     def _first_line(self) -> bytes:
@@ -250,15 +257,14 @@ def run_demo(plan: DemoPlan, say: Say) -> DemoResult:
         document, chat = root / "handbook.txt", root / "question.json"
         document.write_text(plan.document, encoding="utf-8")
         chat.write_bytes(msgspec.json.encode(chat_about(document, plan.question)))
-        publisher = pair(first, second, root)
         first.start()
         added = first.run(
             "add", str(document), "--name", "handbook", "--model", str(plan.model),
             shown="add handbook.txt --name handbook",
         )  # fmt: skip
         say(f"A: {added['tokens']:,} tokens prefilled in {added['prefill_s']:.1f} s, {added['bytes']:,} bytes kept")
-        second.start("--bootstrap", first.addresses[0])
-        second.run("peers", first.addresses[0], shown="peers")
+        second.start()
+        publisher = pair(first, second)
         cold = second.answer(chat, plan.model, "--no-reuse")
         peer = second.answer(chat, plan.model)
         first.stop()
@@ -269,15 +275,14 @@ def run_demo(plan: DemoPlan, say: Say) -> DemoResult:
         return _result(plan, added, publisher, cold, peer, disk)
 
 
-def pair(first: Side, second: Side, root: Path) -> str:
-    """Make B a member of A's namespace and have it trust A's key; returns A's publisher text."""
-    secret = root / "mine.kvns"
-    publisher = str(first.run("key", "show", shown="key show")["publisher"])
-    first.run("namespace", "export", str(secret), shown="namespace export mine.kvns")
-    second.run("namespace", "import", str(secret), shown="namespace import mine.kvns")
-    second.run("key", "trust", publisher, "--label", "A", shown=f"key trust {publisher[:16]}…")
-    secret.unlink()
-    return publisher
+def pair(first: Side, second: Side) -> str:
+    """Make B one of A's machines as a person does, while both nodes run; returns A's publisher text."""
+    invited = first.run("invite", "--device", shown="invite --device")
+    line = str(invited["invitation"])
+    first.say(f"{line[:24]}… ({len(line)} characters: a secret, good for one machine and one day)")
+    joined = second.run("join", "-", "--name", second.name, shown=f"join -, then {line[:16]}…", typed=line + "\n")
+    second.say(f"is {first.name}'s machine for good now; both believe what the other signs")
+    return str(joined["inviter"])
 
 
 def chat_about(document: Path, question: str) -> list[dict[str, str]]:
