@@ -235,8 +235,8 @@ class Rosters:
         if late is not None:
             raise StoreError(
                 f"expected a clock that goes on, found that what this node has to say next cannot count: {late}",
-                hint="set this machine's clock right; if it is, it, or that of another member who spoke of this, was ahead: "
-                "wait that long",
+                hint="set this machine's clock right; if it is, it was ahead before, or that of a member who spoke of "
+                "this: wait that long",
             )
         self._statements.take([statement.envelope], namespace)
         await self._statements.settled()

@@ -472,10 +472,12 @@ def _expired(body: AnyStatement, now_s: float) -> bool:
 
 
 def _reopened(row: Row) -> SignedStatement | None:
-    """The statement of a row; a damaged one is asked for again."""
+    """The statement of a row; a damaged one, or one of another place, is asked for again."""
     if not row.envelope:
         return None
     try:
-        return open_statement(row.envelope)
+        statement = open_statement(row.envelope)
     except KvnetError:
         return None
+    says = (statement.signer, statement.kind.value, statement.body.subject, statement.body.sequence)
+    return statement if says == (row.signer, row.kind, row.subject, row.sequence) else None

@@ -161,7 +161,12 @@ class StatementBook:
         place = self._places.get(key)
         if place is not None:
             if digest == place.hash:
-                return self._widen(key, place, wanted, known)
+                widened = self._widen(key, place, wanted, known)
+                if place.statement is not None:
+                    return widened
+                # It was let go as expired by a clock that was ahead, and is timely now.
+                place.statement = statement
+                return Taken(Verdict.NEW, (key, *widened.changed))
             if not _outranks(statement.body.sequence, digest, place):
                 self._note_conflict(statement, place)
                 return Taken(Verdict.OUTRANKED)
@@ -265,9 +270,9 @@ class StatementBook:
         )
 
     def holds(self, digest: bytes, namespace: NamespaceId) -> bool:
-        """Whether a statement, named by the BLAKE3 of its envelope, is known in a namespace."""
+        """Whether a statement, named by the BLAKE3 of its envelope, is known in a namespace and not let go."""
         place = self._by_hash.get(bytes(digest))
-        return place is not None and namespace in place.scopes
+        return place is not None and place.statement is not None and namespace in place.scopes
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

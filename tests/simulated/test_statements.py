@@ -127,6 +127,31 @@ async def test_what_expired_while_the_node_was_off_is_not_told_of(autojump_clock
     assert [row.envelope for row in keep.rows()] == [b""], "its sequence stays"
 
 
+async def test_row_that_does_not_say_what_its_statement_says_gives_nothing_and_takes_it_again(
+    autojump_clock: MockClock,
+) -> None:
+    said, keep = signed_tag(1), RamKeep()
+    row = Row(
+        signer=said.signer,
+        kind=said.kind.value,
+        subject=b"of something else",
+        sequence=said.body.sequence,
+        hash=bytes(32),
+        scopes=(bytes(MINE.id),),
+        envelope=said.envelope,
+    )
+    keep.write([row], [])
+    statements = statements_of("b", keep)
+    await statements.load()
+    assert statements.all(StatementType.TAG) == []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(statements.run)
+        statements.take([said.envelope], MINE)
+        await statements.settled()
+        assert statements.all(StatementType.TAG) == [said]
+        nursery.cancel_scope.cancel()
+
+
 class _FullDisk(RamKeep):
     full = True
 

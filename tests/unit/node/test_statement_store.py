@@ -2,6 +2,8 @@
 
 import sqlite3
 import stat
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 from kvnet.errors import ConfigError, StoreError
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.statement_book import Row
-from kvnet_node.statement_store import StatementStore
+from kvnet_node.statement_store import StatementStore, copy_of
 
 
 def row(number: int, *, sequence: int = 1, envelope: bytes = b"signed") -> Row:
@@ -55,14 +57,115 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_damaged_file_is_set_aside_and_a_new_one_begun(tmp_path: Path) -> None:
-    path = tmp_path / "statements.sqlite3"
-    path.write_bytes(b"this is no database" * 500)
+GARBAGE = b"this is no database" * 500
+
+
+def spoil_sequences(path: Path) -> None:
+    """Bytes in the middle of the file that SQLite opens without a word and cannot read."""
+    data = bytearray(path.read_bytes())
+    data[4096:4196] = bytes(100)
+    path.write_bytes(data)
+
+
+def closed_with(path: Path, *rows: Row) -> None:
     store = StatementStore(path)
-    assert store.rows() == []
-    store.write([row(1)], [])
+    store.write(rows, [])
+    store.close()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "copy"])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda path: path.write_bytes(GARBAGE), spoil_sequences, lambda path: path.write_bytes(b""), Path.unlink],
+    ids=["garbage", "a bad page", "cut to nothing", "gone"],
+)
+def test_damaged_file_is_made_anew_from_the_other_and_no_sequence_goes_down(
+    tmp_path: Path, spoil: Callable[[Path], object], which: int
+) -> None:
+    path = tmp_path / "statements.sqlite3"
+    rows = [row(1, sequence=5), row(2, sequence=7)]
+    closed_with(path, *rows)
+    spoil((path, copy_of(path))[which])
+    store = StatementStore(path)
+    assert store.rows() == rows
+    store.write([row(3, sequence=9)], [])
+    store.close()
+    # The other one is whole again as well: now that one may be lost.
+    spoil((copy_of(path), path)[which])
+    again = StatementStore(path)
+    assert again.rows() == [*rows, row(3, sequence=9)]
+    again.close()
+
+
+def test_of_two_files_the_higher_sequence_counts_whichever_was_written_last(tmp_path: Path) -> None:
+    path = tmp_path / "statements.sqlite3"
+    closed_with(path, row(1, sequence=5))
+    early = path.read_bytes()
+    closed_with(path, row(1, sequence=6), row(2, sequence=7))
+    path.write_bytes(early)
+    store = StatementStore(path)
+    assert store.rows() == [row(1, sequence=6), row(2, sequence=7)]
+    store.close()
+
+
+def test_damaged_file_is_kept_to_look_at(tmp_path: Path) -> None:
+    path = tmp_path / "statements.sqlite3"
+    closed_with(path, row(1))
+    path.write_bytes(GARBAGE)
+    StatementStore(path).close()
+    assert path.with_name("statements.sqlite3.damaged").read_bytes() == GARBAGE
+
+
+@pytest.mark.parametrize("copy_is", ["damaged", "missing"])
+def test_two_damaged_files_are_an_error_that_begins_nothing_anew(tmp_path: Path, copy_is: str) -> None:
+    path = tmp_path / "statements.sqlite3"
+    closed_with(path, row(1))
+    path.write_bytes(GARBAGE)
+    if copy_is == "damaged":
+        copy_of(path).write_bytes(GARBAGE)
+    else:
+        copy_of(path).unlink()
+    # Nor the second time: an empty file made by the first would be taken for what was heard.
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="both damaged or missing") as caught:
+            StatementStore(path)
+    assert "old statements as new" in caught.value.hint
+    assert path.read_bytes() == GARBAGE
+
+
+def test_text_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "statements.sqlite3"
+    closed_with(path, row(1))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE statements SET kind = CAST(x'ff' AS TEXT)")
+    store = StatementStore(path)
     assert store.rows() == [row(1)]
-    assert path.with_name("statements.sqlite3.damaged").read_bytes().startswith(b"this is no")
+    store.close()
+
+
+def test_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "network").write_bytes(b"in the way")
+    with pytest.raises(ConfigError, match="cannot be") as caught:
+        StatementStore(tmp_path / "network" / "statements.sqlite3")
+    assert "whether the drive can be written" in caught.value.hint
+
+
+def test_damaged_file_that_cannot_be_set_aside_is_a_configuration_error(tmp_path: Path) -> None:
+    path = tmp_path / "statements.sqlite3"
+    closed_with(path, row(1))
+    path.write_bytes(GARBAGE)
+    (tmp_path / "statements.sqlite3.damaged").mkdir()
+    with pytest.raises(ConfigError, match="cannot be"):
+        StatementStore(path)
+    assert path.read_bytes() == GARBAGE
+
+
+def test_drive_that_can_only_be_read_is_a_store_error_with_the_next_step(tmp_path: Path) -> None:
+    store = StatementStore(tmp_path / "statements.sqlite3")
+    store._files[1].database.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreError, match="cannot be") as caught:
+        store.write([row(1)], [])
+    assert "can be written" in caught.value.hint
     store.close()
 
 
@@ -78,8 +181,9 @@ def test_a_drive_that_is_full_is_a_store_error_and_leaves_what_was_there(tmp_pat
     path = tmp_path / "statements.sqlite3"
     store = StatementStore(path)
     store.write([row(1)], [])
-    store._database.execute("PRAGMA max_page_count = 1")
-    with pytest.raises(StoreError, match="cannot be written"):
+    for file in store._files:
+        file.database.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(StoreError, match="cannot be"):
         store.write([row(number, envelope=bytes(20_000)) for number in range(2, 60)], [key(row(1))])
     store.close()
     again = StatementStore(path)
@@ -89,22 +193,22 @@ def test_a_drive_that_is_full_is_a_store_error_and_leaves_what_was_there(tmp_pat
 
 def test_a_file_that_may_not_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "statements.sqlite3").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot be"):
         StatementStore(tmp_path / "statements.sqlite3")
 
 
 def test_reading_a_closed_store_is_a_store_error(tmp_path: Path) -> None:
     store = StatementStore(tmp_path / "statements.sqlite3")
     store.close()
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="cannot be"):
         store.rows()
 
 
 def test_a_locked_file_is_a_configuration_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvnet_node.statement_store.BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("kvnet_node.statement_file.BUSY_TIMEOUT_S", 0.0)
     path = tmp_path / "statements.sqlite3"
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot be"):
         StatementStore(path)
     other.close()

@@ -178,6 +178,17 @@ def test_an_expired_statement_leaves_its_sequence_behind() -> None:
     assert take(book, tag("project", sequence=6)) is NEW
 
 
+def test_statement_let_go_by_a_clock_that_was_ahead_counts_when_it_comes_again() -> None:
+    book, said = StatementBook(), tag("project", sequence=5, expires=NOW_S + 10)
+    take(book, said)
+    assert book.holds(blake3_hash(said.envelope), SWARM)
+    book.expire(NOW_S + 1_000_000)
+    assert not book.holds(blake3_hash(said.envelope), SWARM)
+    taken = book.take(said, [SWARM], known)
+    assert (taken.verdict, len(rows(book, taken))) == (NEW, 1)
+    assert book.all(StatementType.TAG) == [said]
+
+
 def test_statements_that_never_expire_stay() -> None:
     book = StatementBook()
     take(book, tag("project", sequence=5))
