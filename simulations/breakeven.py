@@ -13,8 +13,9 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Link, Machine, break_even_bytes_s
+from kvnet.protocol.cost import break_even_bytes_s
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.speeds import Link, Machine
 from simulations.charts import head, write
 from simulations.chips import CHIPS, DECODE_BYTES_S, LINKS, MODELS, STORED_SHARE, LinkKind, Model, machine
 from simulations.rendering import size

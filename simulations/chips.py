@@ -25,7 +25,7 @@ from kvnet.engine.sizing import (
 )
 from kvnet.errors import ConfigError
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from kvnet.exchange.planning import Weigher
 from kvnet.exchange.reuse import Lossy
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Link
 from kvnet.protocol.lookup import Candidate
+from kvnet.protocol.speeds import Link
 
 LinkOf = Callable[[Candidate, Weigher], Link]
 """What the peers that offer an artifact may be expected to do together, its codec's decoding included."""

@@ -28,9 +28,9 @@ from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, next_key
 from kvnet.network.interface import Network
-from kvnet.protocol.cost import Machine
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate, LookupQuery, build_query
+from kvnet.protocol.speeds import Machine
 from kvnet.store.interface import Store
 from kvnet.trust.namespace import Namespace
 

@@ -11,21 +11,11 @@ from dataclasses import dataclass, field, replace
 from kvnet.format.chunks import ChunkEntry, ChunkPlan
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
-from kvnet.protocol.cost import (
-    MIN_GAIN_S,
-    Link,
-    Machine,
-    Offer,
-    Plan,
-    PrefillStep,
-    RestoreStep,
-    best_plan,
-    local_plan,
-    whole_plan,
-)
+from kvnet.protocol.cost import MIN_GAIN_S, Offer, Plan, PrefillStep, RestoreStep, best_plan, local_plan, whole_plan
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate
 from kvnet.protocol.scoring import PeerScores
+from kvnet.protocol.speeds import Link, Machine
 
 LEAST_STORED_SHARE = 0.25
 """No codec stores K/V in less than this share of its bytes; what a prefix costs at least, before its size is known."""

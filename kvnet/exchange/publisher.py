@@ -8,20 +8,14 @@ from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin, Writ
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError, TrustError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.provenance import LossyOriginError, all_spans, derived_spans, require_lossless_origins
 from kvnet.exchange.reuse import Lossy, PrefixHit, Rejected, find_local, judge, restore_plan
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
 from kvnet.format.codecs import Codec, require_storable
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import PrefixKey
 from kvnet.format.limits import MAX_DERIVED_SPANS
-from kvnet.format.manifest import (
-    MANIFEST_VERSION,
-    DerivedSpan,
-    Manifest,
-    artifact_of,
-    decode_manifest,
-    encode_manifest,
-)
+from kvnet.format.manifest import MANIFEST_VERSION, DerivedSpan, Manifest, encode_manifest
 from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
 from kvnet.trust.envelope import StatementType, seal
@@ -135,7 +129,7 @@ class Publisher:
                 raise
             # What was to be extended is damaged. Once it is read through, its bad chunks count as not held.
             await self._lane.run(self._store.verify, source.artifact)
-        except _LossyOriginError:
+        except LossyOriginError:
             if not request.prefill:
                 raise
             # A live cache began with lossy state: without it, the engine computes what is to be stored.
@@ -331,70 +325,6 @@ def _manifest(
         created=request.created_s,
         publisher=publisher,
     )
-
-
-class _LossyOriginError(TrustError):
-    """State to be stored with a lossless codec came out of a lossy one."""
-
-
-def require_lossless_origins(codec: Codec, origins: Sequence[Origin]) -> None:
-    """Refuses to store with a lossless codec what a live cache took from an artifact of a lossy one.
-
-    A manifest names the codec of its own tiles and not that of what they were derived from.
-
-    Raises:
-        TrustError: it would.
-    """
-    for origin in origins if codec.lossless else ():
-        manifest = decode_manifest(origin.manifest)
-        if not manifest.codec.lossless:
-            raise _LossyOriginError(
-                f"expected state to store as {codec.value} that is exact; what is in RAM continued from an artifact "
-                f"stored with the lossy codec {manifest.codec.value}",
-                hint=f"Store it as {manifest.codec.value}, or compute it anew.",
-            )
-
-
-def all_spans(source: PrefixHit | None, origins: Sequence[Origin], publisher: bytes) -> tuple[DerivedSpan, ...]:
-    """Every span that ``publisher`` did not compute itself: of the stored source, and of what a live cache came from.
-
-    Raises:
-        TrustError: more of them than a manifest can name; without its provenance nothing is published.
-    """
-    spans = list(derived_spans(source, publisher))
-    for origin in origins:
-        spans += spans_from(decode_manifest(origin.manifest), origin.n_tokens, publisher)
-    unique = tuple(dict.fromkeys(spans))
-    if len(unique) > MAX_DERIVED_SPANS:
-        raise TrustError(
-            f"expected state from at most {MAX_DERIVED_SPANS} artifacts of others, found {len(unique)}",
-            hint="`kvnet add` without reuse computes it anew.",
-        )
-    return unique
-
-
-def derived_spans(source: PrefixHit | None, publisher: bytes) -> tuple[DerivedSpan, ...]:
-    """Every span of blocks that ``publisher`` did not compute itself, when it extends ``source``."""
-    return spans_from(source.manifest, source.n_tokens, publisher) if source is not None else ()
-
-
-def spans_from(manifest: Manifest, n_tokens: int, publisher: bytes) -> tuple[DerivedSpan, ...]:
-    """Every span of blocks that ``publisher`` did not compute itself, in the first ``n_tokens`` of an artifact.
-
-    What the artifact took from others stays named, cut to the blocks in use (spans that it took back from
-    ``publisher`` are dropped: a key need not name itself); it is named itself when somebody else signed it.
-    """
-    if n_tokens == 0:
-        return ()
-    last_block = (n_tokens - 1) // BLOCK_TOKENS
-    inherited = [
-        DerivedSpan(span.artifact, span.publisher, span.first_block, min(span.last_block, last_block))
-        for span in manifest.derived_from
-        if span.first_block <= last_block and span.publisher != publisher
-    ]
-    if manifest.publisher != publisher:
-        inherited.append(DerivedSpan(artifact_of(manifest), manifest.publisher, 0, last_block))
-    return tuple(inherited)
 
 
 def _source_entry(source: PrefixHit, plan: ChunkPlan, index: int) -> ChunkEntry:

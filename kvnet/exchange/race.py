@@ -8,7 +8,8 @@ from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetch_pack import ProgressCallback
 from kvnet.exchange.planning import Missing, Weigher
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.protocol.cost import Offer, Underway, worth_going_on
+from kvnet.protocol.cost import Offer
+from kvnet.protocol.underway import Underway, worth_going_on
 
 GRACE_S = 0.5
 """Seconds before a fetch is judged by its rate; what giving one up costs at most, beside the lookup."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvnet.errors import StoreError, TrustError
 from kvnet.exchange.identity import Identity
-from kvnet.exchange.publisher import spans_from
+from kvnet.exchange.provenance import spans_from
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_DERIVED_SPANS
 from kvnet.format.manifest import Manifest, encode_manifest

@@ -9,137 +9,17 @@ a faster machine compute. Pure arithmetic; all times are seconds, all rates byte
 """
 
 import math
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.speeds import Link, Machine
 
 MIN_GAIN_S = 0.010
 """A fetch that would win by less is not begun: what is measured is not that exact."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedPoint:
-    """At `position` tokens, prefill runs at `tokens_s`."""
-
-    position: int
-    tokens_s: float
-
-
-class PrefillSpeed:
-    """Prefill speed by position: later tokens attend to more, and take longer.
-
-    Between two measured positions the seconds per token are taken to grow evenly, which is what attention does; before
-    the first and after the last one they are those measured there.
-
-    Args:
-        points: measured; at least one, speeds above 0.
-
-    Raises:
-        ValueError: no point, or a speed that is not above 0.
-    """
-
-    def __init__(self, points: Iterable[SpeedPoint]) -> None:
-        ordered = sorted({point.position: point for point in points}.values(), key=lambda point: point.position)
-        if not ordered or any(not 0 < point.tokens_s < math.inf for point in ordered):
-            raise ValueError("expected at least one measured speed above 0")
-        self._positions = [point.position for point in ordered]
-        self._seconds = [1.0 / point.tokens_s for point in ordered]
-        self._before = [self._positions[0] * self._seconds[0]]
-        for at in range(1, len(ordered)):
-            width = self._positions[at] - self._positions[at - 1]
-            self._before.append(self._before[-1] + width * (self._seconds[at - 1] + self._seconds[at]) / 2)
-
-    def seconds(self, first_token: int, end_token: int) -> float:
-        """Seconds of prefilling tokens `first_token` up to `end_token`, the state before them being there."""
-        if end_token <= first_token:
-            return 0.0
-        return self._until(end_token) - (self._until(first_token) if first_token else 0.0)
-
-    def _until(self, end_token: int) -> float:
-        """Seconds of all tokens before one."""
-        at = bisect_left(self._positions, end_token)
-        if at == 0:
-            return end_token * self._seconds[0]
-        before, width = self._seconds[at - 1], end_token - self._positions[at - 1]
-        last = before
-        if at < len(self._positions):
-            share = width / (self._positions[at] - self._positions[at - 1])
-            last += share * (self._seconds[at] - before)
-        return self._before[at - 1] + width * (before + last) / 2
-
-    def tokens_s(self, position: int) -> float:
-        """Tokens per second at a position."""
-        return 1.0 / self._per_token(position)
-
-    def turns(self, token_s: float) -> list[float]:
-        """Positions where it was measured, and those between them where a token takes `token_s` seconds."""
-        found: list[float] = list(self._positions)
-        for (left, right), (before_s, after_s) in zip(pairwise(self._positions), pairwise(self._seconds), strict=True):
-            if min(before_s, after_s) < token_s < max(before_s, after_s):
-                found.append(left + (right - left) * (token_s - before_s) / (after_s - before_s))
-        return found
-
-    def _per_token(self, position: int) -> float:
-        at = bisect_left(self._positions, position)
-        if at == 0:
-            return self._seconds[0]
-        if at == len(self._positions):
-            return self._seconds[-1]
-        left, right = self._positions[at - 1], self._positions[at]
-        share = (position - left) / (right - left)
-        return self._seconds[at - 1] + share * (self._seconds[at] - self._seconds[at - 1])
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What this machine does with one model.
-
-    Attributes:
-        prefill: its speed.
-        restore_bytes_s: raw K/V bytes restored per second.
-        restore_fixed_s: seconds of any restore, however small.
-        decode_bytes_s: raw bytes decoded per second, by codec; one that is not named takes no time.
-        calibrated: all of it was measured for its own sake, and not only guessed from a request or two.
-    """
-
-    prefill: PrefillSpeed
-    restore_bytes_s: float
-    restore_fixed_s: float = 0.0
-    decode_bytes_s: Mapping[Codec, float] = field(default_factory=dict)
-    calibrated: bool = True
-
-    def restore_s(self, n_bytes: int) -> float:
-        """Seconds until so many raw bytes of K/V are in the model's caches."""
-        return self.restore_fixed_s + n_bytes / self.restore_bytes_s if n_bytes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How chunks get here from one peer, in one codec.
-
-    Attributes:
-        peer: whom from.
-        rtt_s: seconds of a round trip.
-        bytes_s: stored bytes per second.
-        decode_bytes_s: raw bytes decoded per second; infinite for a codec that needs none.
-    """
-
-    peer: PeerId
-    rtt_s: float
-    bytes_s: float
-    decode_bytes_s: float = math.inf
-
-    def seconds(self, stored_bytes: int, raw_bytes: int) -> float:
-        """Seconds until so many bytes are here and decoded."""
-        if not stored_bytes:
-            return 0.0
-        return self.rtt_s + stored_bytes / self.bytes_s + raw_bytes / self.decode_bytes_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,67 +230,6 @@ def _plans(machine: Machine, n_prompt: int, held_tokens: int, offer: Offer) -> I
                 PrefillStep(n_tokens, n_prompt, machine.prefill.seconds(n_tokens, n_prompt)),
             )
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Underway:
-    """A fetch that has begun.
-
-    Attributes:
-        offer: what is fetched; `block_bytes` as they were at the beginning.
-        wanted_tokens: up to where.
-        arrived_tokens: how many tokens, from the start, are here without a gap.
-        arrived_bytes: stored bytes that are here.
-        rate_bytes_s: what arrives of late, from all peers; 0 when nothing does.
-    """
-
-    offer: Offer
-    wanted_tokens: int
-    arrived_tokens: int
-    arrived_bytes: int
-    rate_bytes_s: float
-
-
-def reconsider(machine: Machine, n_prompt: int, underway: Underway) -> int:
-    """Up to how many tokens to go on fetching: `arrived_tokens` to stop now and compute the rest.
-
-    Asked again whenever the rate changes: what has been fetched is paid for, so that only what is still to come counts
-    on both sides.
-    """
-    offer = underway.offer
-    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
-    best_tokens, best_s = underway.arrived_tokens, _rest_s(machine, n_prompt, underway, underway.arrived_tokens, 0)
-    for n_blocks in range(underway.arrived_tokens // BLOCK_TOKENS + 1, len(offer.block_bytes) + 1):
-        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
-        if n_tokens <= underway.arrived_tokens:
-            continue
-        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
-        seconds = _rest_s(machine, n_prompt, underway, n_tokens, left_bytes)
-        if seconds < best_s:
-            best_tokens, best_s = n_tokens, seconds
-    return best_tokens
-
-
-def worth_going_on(machine: Machine, n_prompt: int, underway: Underway) -> bool:
-    """Whether `reconsider` would go on: asked after every chunk, and as a rule answered by the last block alone."""
-    offer, arrived = underway.offer, underway.arrived_tokens
-    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
-    stop_s = _rest_s(machine, n_prompt, underway, arrived, 0)
-    for n_blocks in range(len(offer.block_bytes), arrived // BLOCK_TOKENS, -1):
-        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
-        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
-        if n_tokens > arrived and _rest_s(machine, n_prompt, underway, n_tokens, left_bytes) < stop_s:
-            return True
-    return False
-
-
-def _rest_s(machine: Machine, n_prompt: int, underway: Underway, n_tokens: int, left_bytes: int) -> float:
-    raw_bytes = n_tokens * underway.offer.raw_bytes_per_token
-    if not left_bytes:
-        arriving_s = 0.0
-    else:
-        arriving_s = left_bytes / underway.rate_bytes_s if underway.rate_bytes_s > 0 else math.inf
-    return arriving_s + machine.restore_s(raw_bytes) + machine.prefill.seconds(n_tokens, n_prompt)
 
 
 def break_even_bytes_s(

@@ -10,7 +10,8 @@ import structlog
 import trio
 
 from kvnet.engine.interface import Engine, OpenEngine
-from kvnet.engine.models import ModelEntry, choose_model
+from kvnet.engine.model_folder import ModelEntry
+from kvnet.engine.models import choose_model
 from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError
 from kvnet_node.config import Config
 from kvnet_node.failures import leaf_of

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from kvnet.engine.interface import Engine
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.errors import KvnetError
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.measured import Finding, Measurements

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvnet.engine.gguf_source import ImportProgress, ImportResult, check_dtype, import_command, parse_line
-from kvnet.engine.models import ModelEntry, scan_models
+from kvnet.engine.model_folder import ModelEntry
+from kvnet.engine.models import scan_models
 from kvnet.errors import EngineError
 from kvnet_node.config import Config
 from kvnet_node.events import Progress

@@ -13,7 +13,7 @@ import structlog
 from blake3 import blake3
 
 from kvnet.engine.interface import ModelInfo
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.errors import KvnetError
 from kvnet.exchange.models import OwnModel
 from kvnet.format import cbor

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvnet.format.hashes import ArtifactHash, artifact_text
 
 if TYPE_CHECKING:
-    from kvnet.exchange.completion import Finished
+    from kvnet.exchange.answers import Finished
     from kvnet.exchange.generation import Answer
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from kvnet_node.paths import keep_private, note_private
 
 T = TypeVar("T")

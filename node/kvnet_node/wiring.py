@@ -17,7 +17,8 @@ import trio
 
 import kvnet
 from kvnet.exchange.admission import AdmissionPolicy
-from kvnet.exchange.completion import Completer, Finished, ask_peers
+from kvnet.exchange.answers import Finished
+from kvnet.exchange.completion import Completer, ask_peers
 from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.meeting import Meetings

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvnet.errors import ConfigError
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from simulations import chips
 from simulations.scenario import Machines, Measured, Scenario
 from simulations.workload.requests import RequestStream

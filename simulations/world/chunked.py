@@ -1,7 +1,7 @@
 """Fetches chunk by chunk: the node's own fetch machine asks, over the same shared spans as the fluid model.
 
 Each peer sends one chunk after another over one flow. A request and the last byte of a chunk take half a round trip.
-What a race against computing decides while chunks arrive is `kvnet.protocol.cost.worth_going_on`, as in
+What a race against computing decides while chunks arrive is `kvnet.protocol.underway.worth_going_on`, as in
 `kvnet.exchange.race`.
 """
 
@@ -11,9 +11,10 @@ from typing import Final, cast
 from kvnet.exchange.race import GRACE_S, RATE_WINDOW_S, SILENCE_FACTOR
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, ChunkHash
-from kvnet.protocol.cost import Offer, Underway, worth_going_on
+from kvnet.protocol.cost import Offer
 from kvnet.protocol.fetch import ChunkVerified, Completed, DropPeer, Failed, FetchMachine, Instruction, RequestChunks
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.underway import Underway, worth_going_on
 from simulations.world.clock import Clock
 from simulations.world.node import Node
 from simulations.world.spans import Flow, connected, share, start, stop

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from kvnet.exchange.lookups import MAX_DIALS
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.protocol.cost import Machine
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
+from kvnet.protocol.speeds import Machine
 from simulations.policies.policy import Policy
 from simulations.world.node import Job, Node
 from simulations.world.places import Places

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
-from kvnet.protocol.cost import EvenOffer, Link
+from kvnet.protocol.cost import EvenOffer
+from kvnet.protocol.speeds import Link
 from simulations.workload.requests import Request
 from simulations.world.node import Node
 from simulations.world.transfers import Brought, Wanted

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvnet.protocol.cost import Machine
+from kvnet.protocol.speeds import Machine
 from simulations.chips import LinkKind
 from simulations.workload.churn import PresenceChange
 from simulations.workload.requests import RequestStream

@@ -6,11 +6,11 @@ Each is held against the node's own in a test, on any input.
 from itertools import pairwise
 
 from kvnet.exchange.write_budget import DAY_S
-from kvnet.protocol.cost import PrefillSpeed
 from kvnet.protocol.fetch import MISCONDUCT
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.scoring import PeerScores, ScoreLimits
+from kvnet.protocol.speeds import PrefillSpeed
 
 
 class RememberedSpeed(PrefillSpeed):

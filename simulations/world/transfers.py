@@ -11,9 +11,10 @@ from typing import Protocol
 from kvnet.exchange.race import GRACE_S, SILENCE_FACTOR
 from kvnet.format.limits import MAX_GROUPED_TILE_BYTES
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.protocol.cost import EvenOffer, Link, best_cut
+from kvnet.protocol.cost import EvenOffer, best_cut
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.speeds import Link
 from simulations.world.clock import Clock
 from simulations.world.node import Node
 from simulations.world.spans import Flow, Span, connected, share, start, stop

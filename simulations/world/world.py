@@ -18,7 +18,8 @@ from kvnet.exchange.lookups import DHT_SHARE
 from kvnet.exchange.planning import SHOWING_ROUND_TRIPS, asking_could_win, link_to
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
-from kvnet.protocol.cost import EvenOffer, Link, best_cut
+from kvnet.protocol.cost import EvenOffer, best_cut
+from kvnet.protocol.speeds import Link
 from simulations.checkers import Checkers, Truth
 from simulations.chips import STORED_SHARE
 from simulations.policies.policy import Policy, Reach

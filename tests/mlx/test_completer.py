@@ -10,7 +10,8 @@ import trio
 
 from kvnet.engine.client import EngineClient
 from kvnet.engine.interface import PromptKind
-from kvnet.exchange.completion import Asked, Body, Completer, Finished, Reuse, Started
+from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
+from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import Keeper
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.publisher import Publisher

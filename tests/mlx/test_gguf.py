@@ -15,7 +15,7 @@ import pytest
 
 from kvnet.engine import gguf_source
 from kvnet.engine.gguf_source import ImportProgress, ImportResult, find_demo_gguf, import_command, parse_line
-from kvnet.engine.models import inspect_model
+from kvnet.engine.model_folder import inspect_model
 from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError, UsageError
 from tests.mlx.ggufs import Array, write_gguf
 from tests.mlx.tinymodels import byte_alphabet

@@ -11,8 +11,9 @@ from blake3 import blake3
 
 from kvnet.engine.interface import Engine, ModelInfo, PromptKind
 from kvnet.engine.toy import ToyCosts
+from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.claims import Search
-from kvnet.exchange.completion import Asked, Body, Completer, Finished, Reuse, Started, ask_peers
+from kvnet.exchange.completion import Completer, ask_peers
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.identity import FixedIdentity
@@ -30,8 +31,8 @@ from kvnet.format.hashes import ArtifactHash, ChunkHash
 from kvnet.format.prefix import block_keys
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.protocol.announce import AnnounceLimits
-from kvnet.protocol.cost import Machine
 from kvnet.protocol.provider_pages import PageLimits
+from kvnet.protocol.speeds import Machine
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import Store
 from kvnet.store.osfile import OsFiles

@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from kvnet.engine.interface import PromptKind
 from kvnet.engine.toy import ToyCosts
 from kvnet.errors import BusyError, EngineCrashedError, PromptError, WindowError
-from kvnet.exchange.completion import Asked, Body, Completer, Finished
+from kvnet.exchange.answers import Asked, Body, Finished
+from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import ToKeep
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.network.memory import Link, World

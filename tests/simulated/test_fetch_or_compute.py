@@ -10,7 +10,7 @@ from kvnet.engine.toy import ToyCosts
 from kvnet.exchange.planning import LEAST_STORED_SHARE
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.network.memory import Link, World
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from tests.simulated.nodes import Node, Told, identity, start_node
 
 PREFILL_S = 0.002

@@ -14,7 +14,7 @@ from kvnet.exchange.reuse import Lossy, Rejected, find_local, judge
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Verdict
 from kvnet.network.memory import Link, World
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from tests.simulated.nodes import Node, identity, start_node
 
 TOKENS = [3 + 11 * position % 200 for position in range(1000)]

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.models import ModelEntry, inspect_model
+from kvnet.engine.model_folder import ModelEntry, inspect_model
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import BusyError
 from kvnet.exchange.measured import Measurements

@@ -15,7 +15,7 @@ import trio
 from starlette.datastructures import Headers
 
 from kvnet.errors import KvnetError
-from kvnet.exchange.completion import Body, Finished, Started
+from kvnet.exchange.answers import Body, Finished, Started
 from kvnet_node.api.bodies import ClientGoneError, Receive, parse_object, read_body
 from kvnet_node.api.failures import ApiError, ApiFailure, failure_in, failure_of
 from kvnet_node.api.front import Front, Incoming

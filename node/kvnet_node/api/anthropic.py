@@ -11,7 +11,7 @@ import msgspec
 from starlette.routing import Route
 
 from kvnet.engine.interface import PromptKind
-from kvnet.exchange.completion import Started
+from kvnet.exchange.answers import Started
 from kvnet_node.api.answering import Answering, Renderer, Writer
 from kvnet_node.api.anthropic_answers import PromptCounts, error_of, message_of
 from kvnet_node.api.anthropic_requests import AnswerShape, translate

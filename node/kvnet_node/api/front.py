@@ -15,9 +15,10 @@ import msgspec
 import trio
 
 from kvnet.engine.interface import Engine, PreparedPrompt, PromptKind
-from kvnet.engine.models import ModelEntry, choose_model
+from kvnet.engine.model_folder import ModelEntry
+from kvnet.engine.models import choose_model
 from kvnet.errors import BusyError, UnknownModelError, WindowError
-from kvnet.exchange.completion import Asked, Body, Finished, Started
+from kvnet.exchange.answers import Asked, Body, Finished, Started
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.lane import Lane
 from kvnet.store.names import NameBook, NamedVersion

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from kvnet.exchange.completion import Reuse
+from kvnet.exchange.answers import Reuse
 from kvnet.format.hashes import artifact_text
 from kvnet.protocol.ids import peer_text
 from kvnet.trust.keys import publisher_text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.errors import UnknownModelError
 from kvnet.store.names import NamedVersion
 from kvnet_node.api.failures import invalid

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvnet.engine.interface import PromptKind
-from kvnet.exchange.completion import Started
+from kvnet.exchange.answers import Started
 from kvnet_node.api.answering import Renderer
 from kvnet_node.api.failures import ApiFailure
 from kvnet_node.api.front import Incoming

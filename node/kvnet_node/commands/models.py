@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.errors import UsageError
 from kvnet_node.invocation import Context, absolute
 from kvnet_node.output import columns, escape, format_bytes, format_count

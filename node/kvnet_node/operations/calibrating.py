@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from kvnet.protocol.cost import Machine, break_even_bytes_s
+from kvnet.protocol.cost import break_even_bytes_s
+from kvnet.protocol.speeds import Machine
 from kvnet_node.calibrating import calibrate as measure
 from kvnet_node.calibrating import finite
 from kvnet_node.operations import requests as r

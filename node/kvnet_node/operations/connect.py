@@ -1,6 +1,6 @@
 """What other programs need to know of this node's HTTP endpoint."""
 
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.errors import UnknownModelError, UsageError
 from kvnet.store.names import NameBook, NamedVersion
 from kvnet_node.api.model_names import model_list, parse_model, unknown_model

@@ -16,7 +16,7 @@ import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.errors import UsageError
-from kvnet.exchange.completion import Reuse
+from kvnet.exchange.answers import Reuse
 from kvnet.format.hashes import artifact_text
 from kvnet.format.prefix import common_prefix
 from kvnet.protocol.ids import peer_text

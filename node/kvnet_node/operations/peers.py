@@ -2,7 +2,7 @@
 
 import trio
 
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.exchange.models import ModelExchange, PeerModel
 from kvnet.exchange.node import ExchangeNode, KnownPeer
 from kvnet.protocol.ids import peer_text

@@ -10,8 +10,9 @@ import trio
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.exchange.planning import PlanReport
-from kvnet.protocol.cost import FetchStep, Machine, PrefillStep, RestoreStep, Step
+from kvnet.protocol.cost import FetchStep, PrefillStep, RestoreStep, Step
 from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.protocol.speeds import Machine
 from kvnet_node.calibrating import finite
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.calibrating import break_even, positions_in

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from kvnet.engine import toy
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from kvnet.store.lock import DataDirLock
 from kvnet_node.asking import Told, ask, decided
 from kvnet_node.control import call_node, connect_control

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet.exchange.write_budget import WriteBudget, Writing
-from kvnet.protocol.cost import PrefillSpeed, SpeedPoint
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.scoring import PeerScores, ScoreLimits
+from kvnet.protocol.speeds import PrefillSpeed, SpeedPoint
 from simulations.world.swift import Bucket, RememberedSpeed, Scores
 
 TOKENS = st.integers(0, 200_000)

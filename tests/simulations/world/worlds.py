@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvnet.protocol.cost import Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from simulations.chips import LinkKind
 from simulations.workload.churn import PresenceChange
 from simulations.workload.requests import ROOT, RequestStream, StreamBuilder

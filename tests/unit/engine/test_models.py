@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.models import (
-    ModelEntry,
-    Quantisation,
-    choose_model,
-    find_config,
-    read_config,
-    resolve_model,
-    scan_models,
-)
+from kvnet.engine.model_folder import ModelEntry, Quantisation, read_config
+from kvnet.engine.models import choose_model, find_config, resolve_model, scan_models
 from kvnet.errors import MalformedError, UnknownModelError
 
 LLAMA: dict[str, Any] = {

@@ -15,11 +15,12 @@ from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.hashes import ChunkHash, LookupKey
 from kvnet.format.tensor import DType, LayerKind
-from kvnet.protocol.cost import Link, Machine, PrefillSpeed, PrefillStep, RestoreStep, SpeedPoint
+from kvnet.protocol.cost import PrefillStep, RestoreStep
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate
 from kvnet.protocol.scoring import PeerScores
+from kvnet.protocol.speeds import Link, Machine, PrefillSpeed, SpeedPoint
 from tests.unit.protocol.swarm import peer
 
 A, B = peer("a"), peer("b")

@@ -4,7 +4,7 @@ import pytest
 
 from kvnet.engine.interface import Origin
 from kvnet.errors import TrustError
-from kvnet.exchange.publisher import all_spans
+from kvnet.exchange.provenance import all_spans
 from kvnet.format.limits import MAX_DERIVED_SPANS
 from kvnet.format.manifest import DerivedSpan, Manifest, artifact_of, encode_manifest
 from kvnet.trust.keys import PublisherKey

@@ -8,7 +8,7 @@ import pytest
 
 from kvnet.engine.interface import ModelInfo
 from kvnet.exchange.identity import FixedIdentity
-from kvnet.exchange.publisher import derived_spans
+from kvnet.exchange.provenance import derived_spans
 from kvnet.exchange.reuse import Found, PrefixHit, Rejected, find_local, held_tokens, judge, restore_plan
 from kvnet.format.fingerprint import Comparison, Producer, Verdict
 from kvnet.format.hashes import ArtifactHash, PrefixKey

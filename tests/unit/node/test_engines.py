@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.engine.interface import Completed, CompletionRequest, Engine, ModelInfo, PreparedPrompt, PromptKind
-from kvnet.engine.models import inspect_model
+from kvnet.engine.model_folder import inspect_model
 from kvnet.engine.selftest import last
 from kvnet.engine.toy import ToyCosts, ToyEngine, open_toy_engine
 from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError

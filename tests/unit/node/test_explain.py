@@ -11,7 +11,7 @@ import pytest
 
 from kvnet.engine.interface import Completed, Engine, PreparedPrompt, PromptKind
 from kvnet.errors import UsageError
-from kvnet.exchange.completion import Asked, Finished, Reuse
+from kvnet.exchange.answers import Asked, Finished, Reuse
 from kvnet.exchange.prefix_reuse import Source
 from kvnet.exchange.reuse import Rejected
 from kvnet.format.fingerprint import Verdict

@@ -10,11 +10,11 @@ import pytest
 
 from kvnet.engine.interface import Completed, Engine, ModelInfo
 from kvnet.engine.toy import ToyCosts, ToyEngine
-from kvnet.exchange.completion import Finished, Reuse
+from kvnet.exchange.answers import Finished, Reuse
 from kvnet.exchange.planning import Happened, Missing, PlanReport, Weigher
 from kvnet.format.codecs import Codec
-from kvnet.protocol.cost import Link, Machine, PrefillSpeed, SpeedPoint
 from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.protocol.speeds import Link, Machine, PrefillSpeed, SpeedPoint
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 from kvnet_node.commands.explain import RENDERERS
 from kvnet_node.operations import requests as r

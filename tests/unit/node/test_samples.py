@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.engine.models import ModelEntry, Quantisation, inspect_model
+from kvnet.engine.model_folder import ModelEntry, Quantisation, inspect_model
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import MalformedError
 from kvnet_node.samples import SampleBook, model_names

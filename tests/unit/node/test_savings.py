@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvnet.engine.interface import Completed, PreparedPrompt
-from kvnet.exchange.completion import Finished, Reuse
+from kvnet.exchange.answers import Finished, Reuse
 from kvnet.exchange.generation import Answer
 from kvnet.exchange.prefix_reuse import Source
 from kvnet.format.fingerprint import Verdict

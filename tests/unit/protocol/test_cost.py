@@ -10,23 +10,18 @@ from kvnet.protocol.cost import (
     MIN_GAIN_S,
     EvenOffer,
     FetchStep,
-    Link,
-    Machine,
     Offer,
     Plan,
-    PrefillSpeed,
     PrefillStep,
     RestoreStep,
-    SpeedPoint,
-    Underway,
     best_cut,
     best_plan,
     break_even_bytes_s,
     local_plan,
-    reconsider,
     whole_plan,
-    worth_going_on,
 )
+from kvnet.protocol.speeds import Link, Machine, PrefillSpeed, SpeedPoint
+from kvnet.protocol.underway import Underway, reconsider, worth_going_on
 from tests.unit.protocol.swarm import peer
 
 # SmolLM2-135M in float32: 46,080 bytes of K/V a token.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvnet.engine.interface import PreparedPrompt, PromptKind
-from kvnet.exchange.completion import Reuse, Started
+from kvnet.exchange.answers import Reuse, Started
 from kvnet_node.api.answering import EVENT_STREAM
 from kvnet_node.api.anthropic import COUNT_PATH, MESSAGES_PATH, AnthropicStyle, is_anthropic_path, new_message_id
 from kvnet_node.api.failures import ApiError, ApiFailure

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.engine.models import ModelEntry
+from kvnet.engine.model_folder import ModelEntry
 from kvnet.format.hashes import ArtifactHash, FingerprintHash
 from kvnet.store.names import NamedVersion
 from kvnet_node.api.failures import ApiError

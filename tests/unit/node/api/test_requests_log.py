@@ -1,7 +1,7 @@
 """The last requests, in RAM and bounded."""
 
 from kvnet.engine.interface import Completed, PreparedPrompt, PromptKind
-from kvnet.exchange.completion import Asked, Finished, Reuse
+from kvnet.exchange.answers import Asked, Finished, Reuse
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 
 PROMPT = PreparedPrompt((1, 2, 3), (), 3, 0)

@@ -1,0 +1,73 @@
+"""A fetch that has begun: whether to go on, and up to where, as its rate changes.
+
+What has been fetched is paid for, so only what is still to come counts on both sides.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kvnet.format.prefix import BLOCK_TOKENS
+from kvnet.protocol.cost import Offer
+from kvnet.protocol.speeds import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A fetch that has begun.
+
+    Attributes:
+        offer: what is fetched; `block_bytes` as they were at the beginning.
+        wanted_tokens: up to where.
+        arrived_tokens: how many tokens, from the start, are here without a gap.
+        arrived_bytes: stored bytes that are here.
+        rate_bytes_s: what arrives of late, from all peers; 0 when nothing does.
+    """
+
+    offer: Offer
+    wanted_tokens: int
+    arrived_tokens: int
+    arrived_bytes: int
+    rate_bytes_s: float
+
+
+def reconsider(machine: Machine, n_prompt: int, underway: Underway) -> int:
+    """Up to how many tokens to go on fetching: `arrived_tokens` to stop now and compute the rest.
+
+    Asked again whenever the rate changes: what has been fetched is paid for, so that only what is still to come counts
+    on both sides.
+    """
+    offer = underway.offer
+    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
+    best_tokens, best_s = underway.arrived_tokens, _rest_s(machine, n_prompt, underway, underway.arrived_tokens, 0)
+    for n_blocks in range(underway.arrived_tokens // BLOCK_TOKENS + 1, len(offer.block_bytes) + 1):
+        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
+        if n_tokens <= underway.arrived_tokens:
+            continue
+        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
+        seconds = _rest_s(machine, n_prompt, underway, n_tokens, left_bytes)
+        if seconds < best_s:
+            best_tokens, best_s = n_tokens, seconds
+    return best_tokens
+
+
+def worth_going_on(machine: Machine, n_prompt: int, underway: Underway) -> bool:
+    """Whether `reconsider` would go on: asked after every chunk, and as a rule answered by the last block alone."""
+    offer, arrived = underway.offer, underway.arrived_tokens
+    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
+    stop_s = _rest_s(machine, n_prompt, underway, arrived, 0)
+    for n_blocks in range(len(offer.block_bytes), arrived // BLOCK_TOKENS, -1):
+        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
+        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
+        if n_tokens > arrived and _rest_s(machine, n_prompt, underway, n_tokens, left_bytes) < stop_s:
+            return True
+    return False
+
+
+def _rest_s(machine: Machine, n_prompt: int, underway: Underway, n_tokens: int, left_bytes: int) -> float:
+    raw_bytes = n_tokens * underway.offer.raw_bytes_per_token
+    if not left_bytes:
+        arriving_s = 0.0
+    else:
+        arriving_s = left_bytes / underway.rate_bytes_s if underway.rate_bytes_s > 0 else math.inf
+    return arriving_s + machine.restore_s(raw_bytes) + machine.prefill.seconds(n_tokens, n_prompt)
