@@ -17,8 +17,9 @@ from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import Admission
 from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
-from kvnet.trust.namespace import Namespace
+from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet.trust.roster import COLLEAGUE, DEVICE, Member, Roster
 from kvnet.trust.statements import (
     MAX_ADDRESSES,
@@ -179,10 +180,12 @@ class Memberships:
         if namespace is None:
             namespace = await self._lane.run(files.make_swarm, swarm)
         if not files.known(namespace.id).founder:
-            key = self._identity.signing_key()
-            known = Known(founder=key.public, joined_s=int(self._now()))
+            known = Known(founder=self._identity.signing_key().public, joined_s=int(self._now()))
             await self._lane.run(files.know, namespace.id, known)
             self.rosters.renew()
+        founder = files.known(namespace.id).founder
+        key = next((each for each in self._identity.publisher_keys() if each.public == founder), None)
+        if key is not None and not self._has_called_itself(namespace, key):
             await self._call_itself(namespace, key, own_label, peer)
         if fresh:
             await self._namespaces_changed()
@@ -194,6 +197,9 @@ class Memberships:
                 hint=f"kvnet leave {swarm} forgets it here",
             )
         return namespace, roster, key_or_none
+
+    def _has_called_itself(self, namespace: Namespace, key: PublisherKey) -> bool:
+        return self._statements.latest(StatementType.MEMBERSHIP, namespace.id + key.public, key.public) is not None
 
     async def _call_itself(self, namespace: Namespace, key: PublisherKey, label: str, peer: PeerId) -> None:
         role = DEVICE if namespace.name == MINE else COLLEAGUE
@@ -243,13 +249,25 @@ class Memberships:
         if before is not None:
             return before
         self._check_joinable(invitation, node, name, keep_old=keep_old, count=count)
-        session = await reach(node, invitation)
-        key = self._identity.signing_key()
-        admission = await enrol(session, signed, invitation, key, label[:MAX_LABEL_CHARACTERS], now_s=self._now())
+        session, admission = await self._enrol(node, signed, invitation, label[:MAX_LABEL_CHARACTERS])
         joined = await self._become_member(signed, invitation, admission, name, keep_old=keep_old, count=count)
         # The session that the invitation came over has ended: what was joined is proved in another one.
         await node.open_session(session.peer)
         return joined
+
+    async def _enrol(
+        self, node: ExchangeNode, signed: SignedStatement, invitation: Invitation, label: str
+    ) -> tuple[PeerSession, Admission]:
+        key = self._identity.signing_key()
+        session = await reach(node, invitation)
+        try:
+            return session, await enrol(session, signed, invitation, key, label, now_s=self._now())
+        except PeerUnreachableError:
+            if not session.closed.is_set():
+                raise
+        # It ended meanwhile: that of an inviter does when it makes a swarm. Asking again uses nothing up.
+        session = await reach(node, invitation)
+        return session, await enrol(session, signed, invitation, key, label, now_s=self._now())
 
     def _member_already(self, invitation: Invitation) -> Joined | None:
         held = next((each for each in self._identity.namespaces() if each.id == invitation.namespace), None)
@@ -377,10 +395,21 @@ class Memberships:
         left = await self._lane.run(self._identity.swarms.leave, swarm)
         await self._lane.run(self._identity.invitations.withdraw_all, left.id)
         await self._statements.forget(left.id)
-        await self._statements.forget(left.id)
         self.rosters.renew()
         await self._namespaces_changed()
         return left
+
+    async def finish_leaving(self) -> None:
+        """Forget what is left of swarms that this node was leaving when its process ended.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        # What was said to everybody counts again when public sharing is turned on again.
+        held = {PUBLIC.id, *(each.id for each in self._identity.namespaces())}
+        await self._lane.run(self._identity.swarms.drop_unknown)
+        await self._lane.run(self._identity.invitations.withdraw_others, held)
+        await self._statements.forget_others(held)
 
 
 def members_called(roster: Roster, wanted: str) -> list[Member]:

@@ -148,3 +148,16 @@ def test_a_machine_that_slept_honours_a_revocation_and_follows_a_rotated_key(kvn
     late = signed_here(kvnet, range(2000, 2600))
     kvnet.start()
     assert fetched(other, late)["complete"] is True, "the new key is believed where the old one was"
+
+
+@pytest.mark.loopback
+def test_revoking_the_key_of_a_stolen_machine_removes_the_machine(kvnet: Kvnet, other: Kvnet) -> None:
+    kvnet.start()
+    other.json("join", invited(kvnet, "--device"), "--name", "laptop")
+    stolen = identity_of(other).publisher()
+    done = kvnet("revoke", stolen, "--yes")
+    assert done.code == 0, done.stderr
+    assert "removed from mine: it can find and fetch nothing there any more" in done.stderr
+    assert [each["own"] for each in kvnet.json("swarm", "members")["members"]] == [True]
+    founder = other("revoke", identity_of(kvnet).publisher(), "--yes")
+    assert "STILL A MEMBER of mine: it founded it" in founder.stderr

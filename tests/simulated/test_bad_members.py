@@ -3,17 +3,21 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.errors import PeerRefusedError
+from kvnet.errors import KvnetError, PeerRefusedError
 from kvnet.network.memory import World
 from kvnet.protocol.messages import GetStatements, RefusalReason
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement
+from kvnet_node.ousting import seats_of, take_out
 from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S
+
+TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]
 
 
 async def calls_itself(
@@ -184,3 +188,65 @@ async def test_new_session_is_no_new_allowance_for_asking(
     session = await b.node.exchange.open_session(a.node.network.peer_id)
     assert session is not None
     await session.ask(GetStatements(request_id=0, slot=next(iter(session.slots.values())), known=()))
+
+
+async def test_stolen_machine_whose_key_is_revoked_fetches_nothing_from_any_other_within_a_minute(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, thief = [await start_member(world, nursery, tmp_path, name) for name in ("a", "b", "thief")]
+    for guest in (b, thief):
+        await guest.join(await a.invite("mine"))
+    await thief.join(await b.invite("team"), name="theirs")
+    await met(a, b, thief)
+    early = await b.node.add(TOKENS[:600])
+    await thief.node.fetch(early.record.hash)
+    late = await b.node.add(TOKENS)
+    seats = seats_of(a.identity, a.memberships, thief.publisher)
+    assert [(seat.namespace.name, seat.why_not) for seat in seats] == [("mine", "")]
+    assert await take_out(a.identity, a.memberships, thief.publisher) == []
+    await trio.sleep(59)
+    assert thief.publisher not in b.identity.policy().devices
+    for _ in range(3):
+        with pytest.raises(KvnetError):
+            await thief.node.fetch(late.record.hash)
+        await thief.node.meet(a.node, b.node)
+    # The swarm is another machine's to clean up, which is told how.
+    assert seats_of(a.identity, a.memberships, thief.publisher) == []
+    [left] = seats_of(b.identity, b.memberships, thief.publisher)
+    assert (left.namespace.name, left.why_not) == ("team", "")
+    [still] = seats_of(thief.identity, thief.memberships, b.publisher)[1:]
+    assert "founder cannot be removed" in still.why_not
+
+
+async def test_old_key_that_leaked_is_taken_out_alone_and_a_founders_is_said_to_stay(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, c = [await start_member(world, nursery, tmp_path, name) for name in "abc"]
+    await b.join(await a.invite("mine"))
+    await b.join(await a.invite("team"), name="team")
+    await c.join(await a.invite("team"), name="team")
+    await met(a, b, c)
+    old = b.identity.signing_key()
+    b.identity.new_key()
+    new = b.identity.signing_key()
+    await b.statements.say(
+        lambda sequence, issued: KeyRotation(
+            sequence=sequence,
+            issued=issued,
+            expires=0,
+            new=new.public,
+            new_signature=new.sign(rotation_message(old.public, new.public, sequence)),
+        ),
+        key=old,
+    )
+    await met(a, b, c)
+    [left] = await take_out(b.identity, b.memberships, old.public)
+    assert f"kvnet swarm remove {publisher_text(old.public)} --swarm team" in left.why_not
+    await met(a, b)
+    assert a.identity.policy().devices == {a.publisher, new.public}
+    assert b.identity.swarms.mine.lookup_secret == a.identity.swarms.mine.lookup_secret
+    [founded, *_] = seats_of(b.identity, b.memberships, a.publisher)
+    assert founded.why_not.startswith("mine: it founded it")
+    # A colleague that is no founder removes nobody.
+    [of_others] = seats_of(c.identity, c.memberships, old.public)
+    assert "its founder, a, alone can remove it" in of_others.why_not

@@ -12,7 +12,8 @@ def revoke(target: str, /, *, reason: str = "", yes: bool = False, context: Cont
     """Have an artifact or a key used and served no more, by all who believe you. Asks first: there is no way back.
 
     Artifacts: those you have signed, and what was derived from them. Keys: older ones of yours, those of your other
-    machines, of members of swarms you have made, and for your own machines those of anybody you trust.
+    machines, of members of swarms you have made, and for your own machines those of anybody you trust. A machine whose
+    key is revoked is removed from mine and from swarms you have made: it fetches nothing more from their members.
 
     Args:
         target: NAME, NAME@VERSION, a full or short hash; or a publisher, as kvnet key list shows it.
@@ -28,7 +29,20 @@ def revoke(target: str, /, *, reason: str = "", yes: bool = False, context: Cont
         f"revoked: it counts for {result.whom}\n"
         f"{format_counted(result.held, 'artifact')} here used and served no more, and kept: kvnet rm removes them\n"
         f"{told}members of {', '.join(result.scopes)} hear of it when they next connect to one who knows"
+        f"{_seats_text(result)}"
     )
+
+
+def _seats_text(result: RevokeResult) -> str:
+    """Where the key's machine was a member, and where it is one still."""
+    lines = []
+    if result.removed_from:
+        asleep = f"; asleep, and follow when they wake: {', '.join(result.asleep)}" if result.asleep else ""
+        lines.append(
+            f"removed from {' and '.join(result.removed_from)}: it can find and fetch nothing there any more{asleep}"
+        )
+    lines += [f"STILL A MEMBER of {each}" for each in result.still_in]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _confirm(context: Invocation, target: str, reason: str) -> None:
@@ -43,7 +57,13 @@ def _confirm(context: Invocation, target: str, reason: str) -> None:
         f"{what}, and what was derived from it, will be used and served no more.\n"
         f"It counts for {seen.whom}, and is told to members of {', '.join(seen.scopes)}. "
         f"{format_counted(seen.held, 'artifact')} here are concerned.\n"
+        f"{_expected(seen)}"
         "There is no way back. Revoke it? Type yes:"
     )
     if sys.stdin.readline().strip() != "yes":
         raise UsageError("not revoked: the answer was not yes")
+
+
+def _expected(seen: RevokeResult) -> str:
+    removed = f"Its machine is removed from {' and '.join(seen.removed_from)}.\n" if seen.removed_from else ""
+    return removed + "".join(f"It stays a member of {each}.\n" for each in seen.still_in)

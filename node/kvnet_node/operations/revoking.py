@@ -1,4 +1,7 @@
-"""Operations that take back what was signed: revoke an artifact or a key, let a key give way to another."""
+"""Operations that take back what was signed: revoke an artifact or a key, let a key give way to another.
+
+Whoever revokes a key wants its machine out as well: it is removed from what it is a member of, where this node may.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +16,9 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.statements import KeyRotation, Revocation, rotation_message
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.swarms import asleep, connected
 from kvnet_node.operations.targets import held_artifact, resolve_version
+from kvnet_node.ousting import seats_of, take_out
 from kvnet_node.services import Services
 
 MAX_REASON_LENGTH = 200
@@ -54,10 +59,11 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
         kind, (sayings, whom, names) = "artifact", await _of_artifact(services, request.target)
         texts = [artifact_text(target) for target in dict.fromkeys(saying.target for saying in sayings)]  # type: ignore[arg-type]
     scopes = list(dict.fromkeys(namespace for saying in sayings for namespace in saying.namespaces))
-    before = await _usable(services)
+    before, told = await _usable(services), services.statements.listeners(scopes)
     if not request.dry_run:
         for saying in sayings:
             await _say(services, saying, request.reason)
+    seats = await _seats(services, sayings[0].target if kind == "publisher" else b"", dry_run=request.dry_run)
     after = await _usable(services)
     return r.RevokeResult(
         kind=kind,
@@ -66,9 +72,39 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
         scopes=[namespace.name for namespace in scopes],
         whom=whom,
         held=_concerned(before, sayings) if request.dry_run else len(before) - len(after),
-        told=services.statements.listeners(scopes),
+        told=told,
         done=not request.dry_run,
+        removed_from=seats.removed_from,
+        still_in=seats.still_in,
+        asleep=seats.asleep,
     )
+
+
+@dataclass(frozen=True)
+class _Seats:
+    """Where a key was a member: removed from, still in and why, and whoever has not heard of it yet."""
+
+    removed_from: list[str]
+    still_in: list[str]
+    asleep: list[str]
+
+
+async def _seats(services: Services, publisher: bytes, *, dry_run: bool) -> _Seats:
+    """Take a revoked key out of the namespaces it is a member of, or only say from which."""
+    identity, memberships = services.identity, services.memberships
+    seats = seats_of(identity, memberships, publisher)
+    # Who is connected follows within a moment, and its session ends with that.
+    here = {seat.namespace.id: connected(services, seat.namespace) for seat in seats}
+    if dry_run:
+        left, removed = [s for s in seats if s.why_not], [s.namespace for s in seats if not s.why_not]
+    else:
+        removed = []
+        left = await take_out(identity, memberships, publisher, gone=removed.append)
+    away: list[str] = []
+    for namespace in removed if not dry_run else ():
+        roster = memberships.rosters.roster(namespace.id)
+        away += asleep(services, roster, here[namespace.id]) if roster is not None else []
+    return _Seats([each.name for each in removed], [seat.why_not for seat in left], list(dict.fromkeys(away)))
 
 
 async def _say(services: Services, saying: _Saying, reason: str) -> None:
@@ -152,7 +188,9 @@ def _device_key(services: Services) -> PublisherKey:
 def _of_key(services: Services, publisher: bytes) -> tuple[list[_Saying], str]:
     identity, policy = services.identity, services.identity.policy()
     namespaces = identity.namespaces()
-    if policy.standing.is_revoked(publisher, namespaces[0].id):
+    if policy.standing.is_revoked(publisher, namespaces[0].id) and not any(
+        not seat.why_not for seat in seats_of(identity, services.memberships, publisher)
+    ):
         raise UsageError(f"{publisher_text(publisher)} is revoked already", hint="kvnet key list")
     if publisher == identity.signing_key().public:
         raise UsageError(
@@ -191,13 +229,17 @@ async def rotate(ctx: OperationContext, request: r.KeyRequest) -> r.RotateResult
         raise UsageError(
             "expected a key that is not revoked, found that this one is", hint="kvnet key new makes another"
         )
-    services.identity.new_key()
-    new = services.identity.signing_key()
+    # Kept before it is told of, and signing only afterwards: whenever this process ends, nothing is signed by a key
+    # that nobody would follow, and nobody follows a key that is lost.
+    new = services.identity.next_key()
 
     def body(sequence: int, issued: int) -> KeyRotation:
         signature = new.sign(rotation_message(old.public, new.public, sequence))
         return KeyRotation(sequence=sequence, issued=issued, expires=0, new=new.public, new_signature=signature)
 
     await services.statements.say(body, key=old)
+    services.identity.adopt_next_key()
+    # Where the old key is a member, the new one becomes one by its word.
+    await services.memberships.rekeyer.follow()
     told = services.statements.listeners(services.identity.namespaces())
     return r.RotateResult(publisher_text(new.public), publisher_text(old.public), told)

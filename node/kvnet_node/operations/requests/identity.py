@@ -78,6 +78,9 @@ class RevokeResult(Result, frozen=True, tag="revoke"):
         held: artifacts held here that are used and served no more because of it.
         told: connected members that are told now; others hear of it when they connect.
         done: False when it was only asked what would be done.
+        removed_from: names of the namespaces that a key is removed from with all keys of its machine.
+        still_in: where it stays a member: the name, and what helps.
+        asleep: what the members are called that are not connected; they follow when they wake.
     """
 
     kind: str
@@ -88,6 +91,9 @@ class RevokeResult(Result, frozen=True, tag="revoke"):
     held: int
     told: int = 0
     done: bool = True
+    removed_from: list[str] = []
+    still_in: list[str] = []
+    asleep: list[str] = []
 
 
 class KeyEntry(msgspec.Struct, frozen=True):
