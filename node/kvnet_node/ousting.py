@@ -52,9 +52,8 @@ def _why_not(memberships: Memberships, namespace: Namespace, roster: Roster, pub
         return f"{name}: this machine is no member of it any more"
     if name != MINE and own.public != roster.founder:
         founder = escape_text(roster.members[roster.founder].label) or publisher_text(roster.founder)
-        return (
-            f"{name}: its founder, {founder}, alone can: kvnet swarm remove {publisher_text(publisher)} --swarm {name}"
-        )
+        command = f"kvnet swarm remove {publisher_text(publisher)} --swarm {name}"
+        return f"{name}: its founder, {founder}, alone can remove it: {command}"
     return ""
 
 
