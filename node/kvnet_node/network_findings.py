@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 
+from kvnet.network.places import LOOPBACK, host_of, port_of
 from kvnet.protocol.clock import TOLERABLE_SKEW_S
 from kvnet.protocol.ids import parse_peer_text, short_peer_text
 from kvnet_node.findings import Finding
-from kvnet_node.neighbours_text import JOIN_STEPS, host_of
+from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckResult, Reach
 from kvnet_node.output import format_counted
 
 PRIVACY_PATH = "System Settings > Privacy & Security > Local Network"
-LOOPBACK = ("127.", "::1")
 
 
 def judge(found: NetworkCheckResult) -> list[Finding]:
@@ -37,7 +37,7 @@ def privacy_blocks(platform: str, reach: Reach) -> bool:
 def _node(found: NetworkCheckResult) -> Iterator[Finding]:
     if not found.running:
         yield Finding("node", "problem", "none is running here, so nobody can reach it", "kvnet node start")
-    elif all(_host(address).startswith(LOOPBACK) for address in found.addresses):
+    elif all(host_of(address).startswith(LOOPBACK) for address in found.addresses):
         yield Finding(
             "node",
             "problem",
@@ -170,14 +170,9 @@ def _asked(found: NetworkCheckResult, reach: Reach) -> Iterator[Finding]:
         )
 
 
-def _host(address: str) -> str:
-    return host_of(address)
-
-
 def _place(address: str) -> str:
     """Host and port of a multiaddress."""
-    parts = address.split("/")
-    return f"{parts[2]} port {parts[4]}"
+    return f"{host_of(address)} port {port_of(address)}"
 
 
 def _peer(address: str) -> str:

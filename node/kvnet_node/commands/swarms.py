@@ -6,13 +6,16 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kvnet.errors import UsageError
-from kvnet.trust.invitation import parse_invitation_text
+from kvnet.network.places import LOOPBACK, host_of
+from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet_node.invocation import Context, Invocation, positive
 from kvnet_node.operations.requests import (
@@ -29,8 +32,8 @@ from kvnet_node.operations.requests import (
     SwarmRequest,
 )
 from kvnet_node.output import Output, columns, escape, format_counted, format_seconds
+from kvnet_node.pasting import read_invitation
 
-MAX_INVITATION_CHARACTERS = 6000
 _LIFETIME = re.compile(r"(\d{1,6})\s*([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -82,6 +85,11 @@ def invite(
         _print_qr(output, result.invitation)
     until = dt.datetime.fromtimestamp(result.expires, tz=dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     what = "joins your machines" if device else f"joins {result.swarm}"
+    if all(host_of(address).startswith(LOOPBACK) for address in result.addresses):
+        output.warning(
+            "this node listens on this machine alone: nobody elsewhere can join with this line. Start it without "
+            "--listen (network.listen), and invite again"
+        )
     output.message(
         f"who has this line {what}: hand it over by a way you trust; it works until {until}, for "
         f"{format_counted(result.uses, 'guest')}\non the other machine: kvnet join -, then paste the line"
@@ -134,7 +142,7 @@ def join(
         yes: do not ask whether this machine is to share everything, as one of the inviter's own does.
     """
     if invitation == "-":
-        invitation = _pasted(context) if sys.stdin.isatty() else sys.stdin.readline(MAX_INVITATION_CHARACTERS)
+        invitation = _pasted(context) if sys.stdin.isatty() else read_invitation(_piped())
     if not yes and sys.stdin.isatty():
         _confirm_device(context, invitation)
     request = JoinRequest(invitation, as_, name or machine_label(), keep_old)
@@ -156,16 +164,25 @@ def _confirm_device(context: Invocation, text: str) -> None:
         raise UsageError("not joined: the answer was not yes", hint="for a swarm, ask for an invitation of --colleague")
 
 
+def _piped() -> Iterator[str]:
+    return iter(partial(sys.stdin.readline, MAX_TEXT_CHARACTERS), "")
+
+
 def _pasted(context: Invocation) -> str:
-    """One line from the terminal, whose own buffer ends at 1,024 characters on macOS; that of readline does not."""
+    """Lines from the terminal, whose own buffer ends at 1,024 characters on macOS; that of readline does not."""
     with suppress(ImportError):
         import readline  # noqa: F401 - its presence is what `input` looks for
 
+    def typed() -> Iterator[str]:
+        with suppress(EOFError):
+            while True:
+                yield input()
+
+    def more() -> None:
+        context.output.warning("that is not all of it; paste the rest, or press Return to give up:")
+
     context.output.warning("paste the invitation and press Return:")
-    try:
-        return input()
-    except EOFError:
-        return ""
+    return read_invitation(typed(), more, at_terminal=True)
 
 
 def _joined_text(result: JoinResult) -> str:

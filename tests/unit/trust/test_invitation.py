@@ -1,6 +1,7 @@
 """The text of an invitation."""
 
 import base64
+import re
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet.errors import UsageError
-from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, TEXT_PREFIX, _checksum, invitation_text, parse_invitation_text
+from kvnet.trust.invitation import (
+    MAX_TEXT_CHARACTERS,
+    MAX_WORDS_AFTER,
+    TEXT_PREFIX,
+    _checksum,
+    invitation_text,
+    parse_invitation_text,
+)
 from kvnet.trust.statements import Invitation, Membership, sign_statement
 from tests.unit.trust.members import key, lets_in
 from tests.unit.trust.samples import MINE
@@ -48,8 +56,21 @@ def in_lines(text: str) -> str:
     return "\n".join(text[start : start + 70] for start in range(0, len(text), 70))
 
 
-@pytest.mark.parametrize("change", [str.upper, lambda text: f"  {text}\n", in_lines])
-def test_case_and_line_breaks_do_not_matter(change: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        str.upper,
+        lambda text: f"  {text}\n",
+        in_lines,
+        lambda text: f"\u201c{text}\u201d.",  # curly quotes and the end of a sentence
+        lambda text: f"`{text}`,",
+        lambda text: "\u200b".join(text[at : at + 40] for at in range(0, len(text), 40)),  # zero-width spaces
+        lambda text: "\n".join("> " + line for line in in_lines(text).splitlines()),  # quoted in mail
+        lambda text: f"Hi! On your Mac: kvnet join {text}",
+        lambda text: f"{in_lines(text)}\n\nSee you on Monday\n-- \nSent from my phone",
+    ],
+)
+def test_what_mail_and_chat_programs_do_to_it_does_not_matter(change: Callable[[str], str]) -> None:
     assert parse_invitation_text(change(TEXT))[1] == BODY
 
 
@@ -64,6 +85,26 @@ def test_what_is_no_invitation_is_a_usage_error(text: str) -> None:
 def test_endless_text_is_refused_before_it_is_read() -> None:
     with pytest.raises(UsageError, match="at most"):
         parse_invitation_text("a" * (MAX_TEXT_CHARACTERS + 1))
+
+
+def test_words_behind_it_are_tried_without_as_far_as_a_short_message_goes() -> None:
+    assert parse_invitation_text(f"{TEXT} {'word ' * MAX_WORDS_AFTER}")[1] == BODY
+    with pytest.raises(UsageError, match="cut or changed"):
+        parse_invitation_text(f"{TEXT} {'word ' * (MAX_WORDS_AFTER + 1)}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "found nothing"),
+        ("kvpub1aaaa", "'kvpub1aa…'"),
+        ("kvinv2" + TEXT[6:], "kvinv2: another version of kvnet"),
+        (TEXT[:400], "cut or changed: 400 characters"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse_invitation_text(text)
 
 
 @given(st.integers(6, len(TEXT) - 1), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567"))
