@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import trio
 
 from benchmarks.replay_trace import Request, Scale, requests, shared
-from kvnet.store.lock import DataDirLock
 from kvnet_node.asking import Told, ask, decided
-from kvnet_node.control import call_node, connect_control
+from kvnet_node.control_client import call_running_node
 from kvnet_node.demonstration import Side, demo_model, pair, two_sides
 from kvnet_node.operations.requests import StatusRequest, StatusResult
 
@@ -78,7 +76,7 @@ def settle(side: Side, answered: int) -> None:
     """
     deadline = time.monotonic() + SETTLE_S
     while True:
-        counters = trio.run(_status, side.data_dir).counters
+        counters = _status(side.data_dir).counters
         if decided(counters) >= answered:
             return
         if time.monotonic() > deadline:
@@ -86,13 +84,12 @@ def settle(side: Side, answered: int) -> None:
         time.sleep(POLL_S)
 
 
-async def _status(data_dir: Path) -> StatusResult:
+def _status(data_dir: Path) -> StatusResult:
     """What ``kvnet status`` says, without a process for it."""
-    owner = DataDirLock(data_dir).owner()
-    stream = await connect_control(Path(owner.control_socket)) if owner is not None else None
-    if stream is None:
+    said = call_running_node(data_dir, "status", StatusRequest(), lambda _: None)
+    if said is None:
         raise RuntimeError(f"expected a running node of {data_dir}, found none")
-    return msgspec.json.decode(await call_node(stream, "status", StatusRequest(), lambda _: None), type=StatusResult)
+    return msgspec.json.decode(said, type=StatusResult)
 
 
 @contextmanager

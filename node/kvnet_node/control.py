@@ -1,9 +1,4 @@
-"""The control socket: how a verb asks the running node of its data directory to do the work.
-
-One Unix socket, 0600, one operation per connection. Each direction carries frames of a big-endian 32-bit length and
-that many bytes of JSON. The asker sends one request; the node answers with any number of events and one result or
-error. An asker that goes away cancels its operation.
-"""
+"""The running node's end of the control socket, over which verbs have it do the work; see ``control_frames``."""
 
 import contextlib
 import logging
@@ -11,7 +6,6 @@ import os
 import shutil
 import socket as stdlib_socket
 import stat
-import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,49 +17,26 @@ import trio
 
 import kvnet
 from kvnet.errors import KvnetError, ProtocolViolationError
-from kvnet_node.events import Event, Note, Progress, TextDelta
-from kvnet_node.failures import Failure, error_of, failure_of
+from kvnet_node.control_frames import (
+    CONTROL_VERSION,
+    LENGTH_BYTES,
+    Call,
+    OnEvent,
+    Reply,
+    cut_short,
+    encode_frame,
+    frame_length,
+)
+from kvnet_node.events import Event, Progress, TextDelta
+from kvnet_node.failures import failure_of
 
 MAX_SOCKET_PATH_BYTES = 100
 """``sun_path`` holds 104 bytes on macOS and 108 on Linux, the terminating zero included."""
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""A chat with a long history fits; a runaway length does not."""
-CONTROL_VERSION = 1
 MAX_CONNECTIONS = 64
 SEND_LIMIT_S = 10.0
 """An asker that does not read its events for this long has gone away."""
 
-_LENGTH = struct.Struct(">I")
 _log = logging.getLogger(__name__)
-
-OnEvent = Callable[[Event], None]
-
-
-class NodeGoneError(KvnetError):
-    """The running node ended before the operation did."""
-
-    code = "node_gone"
-
-
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the asker sends."""
-
-    control_version: int
-    kvnet_version: str
-    operation: str
-    request: msgspec.Raw
-
-
-_ABSENT = msgspec.Raw()
-"""Raw JSON cannot be optional; what is not there is this very object, which is left out when written."""
-
-
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One frame of the answer; exactly one field is set, and a result or an error is the last."""
-
-    event: msgspec.Raw = _ABSENT
-    result: msgspec.Raw = _ABSENT
-    error: Failure | None = None
 
 
 async def send_frame(stream: trio.abc.SendStream, value: Any) -> None:
@@ -74,10 +45,7 @@ async def send_frame(stream: trio.abc.SendStream, value: Any) -> None:
     Raises:
         ProtocolViolationError: it is over ``MAX_FRAME_BYTES``.
     """
-    data = msgspec.json.encode(value)
-    if len(data) > MAX_FRAME_BYTES:
-        raise ProtocolViolationError(f"expected at most {MAX_FRAME_BYTES} bytes in one frame, found {len(data)}")
-    await stream.send_all(_LENGTH.pack(len(data)) + data)
+    await stream.send_all(encode_frame(value))
 
 
 class FrameStream:
@@ -93,17 +61,15 @@ class FrameStream:
         Raises:
             ProtocolViolationError: a length over the limit, or an end inside a frame.
         """
-        if not await self._fill(_LENGTH.size):
+        if not await self._fill(LENGTH_BYTES):
             if self._buffer:
-                raise ProtocolViolationError(f"expected a whole frame, found the end after {len(self._buffer)} bytes")
+                raise cut_short(len(self._buffer))
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolViolationError(f"expected at most {MAX_FRAME_BYTES} bytes in one frame, found {length}")
-        if not await self._fill(_LENGTH.size + length):
-            raise ProtocolViolationError(f"expected a frame of {length} bytes, found the end inside it")
-        frame = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
-        del self._buffer[: _LENGTH.size + length]
+        end = LENGTH_BYTES + frame_length(self._buffer)
+        if not await self._fill(end):
+            raise cut_short(len(self._buffer))
+        frame = bytes(self._buffer[LENGTH_BYTES:end])
+        del self._buffer[:end]
         return frame
 
     async def _fill(self, n_bytes: int) -> bool:
@@ -284,37 +250,3 @@ def _check_version(call: Call) -> None:
             f"found {call.control_version} (kvnet {call.kvnet_version})",
             hint="the running node and this command are different versions: kvnet node stop, then start it again",
         )
-
-
-async def connect_control(path: Path) -> trio.SocketStream | None:
-    """A connection to the node listening there; None when nobody does."""
-    try:
-        return await trio.open_unix_socket(os.fspath(path))
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-        return None
-
-
-async def call_node(stream: trio.SocketStream, operation: str, request: Any, on_event: OnEvent) -> bytes:
-    """Have the node at the other end run an operation; returns the JSON of its result.
-
-    Cancelling this call closes the connection, which cancels the operation.
-
-    Raises:
-        KvnetError: of the class the operation raised in the node, or ``NodeGoneError``.
-    """
-    call = Call(CONTROL_VERSION, kvnet.__version__, operation, msgspec.Raw(msgspec.json.encode(request)))
-    async with stream:
-        try:
-            await send_frame(stream, call)
-            frames = FrameStream(stream)
-            while (data := await frames.receive()) is not None:
-                reply = msgspec.json.decode(data, type=Reply)
-                if reply.event:
-                    on_event(msgspec.json.decode(reply.event, type=Progress | TextDelta | Note))
-                elif reply.error is not None:
-                    raise error_of(reply.error)
-                elif reply.result:
-                    return bytes(reply.result)
-        except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
-            raise NodeGoneError(f"the running node broke off: {error}", hint="kvnet node status") from error
-    raise NodeGoneError("the running node ended before the operation did", hint="kvnet node start, then try again")

@@ -3,16 +3,14 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import trio
+import msgspec
 
 from kvnet.errors import DataDirLockedError
-from kvnet.store.lock import DataDirLock
-from kvnet_node.control import NodeGoneError, call_node, connect_control
+from kvnet.store.lock import DataDirLock, LockOwner
+from kvnet_node.control_client import NodeGoneError, call_running_node
 from kvnet_node.events import Event, Note
-from kvnet_node.logs import configure_logs
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
 
@@ -29,9 +27,7 @@ STOP_WAIT_S = 30.0
 OnEvent = Callable[[Event], None]
 
 
-def run_operation(
-    settings: "Settings", name: str, request: Request, on_event: OnEvent, *, verbose: bool = False
-) -> Result:
+def run_operation(settings: "Settings", name: str, request: Request, on_event: OnEvent) -> Result:
     """Run an operation and return its result.
 
     Args:
@@ -39,52 +35,45 @@ def run_operation(
         name: the operation.
         request: its request.
         on_event: takes what it reports.
-        verbose: a local run logs to stderr.
 
     Raises:
         DataDirLockedError: another process owns the data directory and answers on no control socket.
         KvnetError: whatever the operation raises, of the same class wherever it ran.
     """
-    configure_logs(None, verbose=verbose)
-    return trio.run(_run, settings, operation(name), request, on_event, strict_exception_groups=True)
-
-
-async def _run(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
+    wanted = operation(name)
     lock = DataDirLock(settings.paths.data_dir)
-    deadline = trio.current_time() + LOCK_WAIT_S
+    deadline = time.monotonic() + LOCK_WAIT_S
     said = False
-    while True:
-        result = await _run_remotely(lock, wanted, request, on_event)
-        if result is not None:
-            return result
+    while (result := _run_remotely(settings, wanted, request, on_event)) is None:
         try:
             lock.acquire()
-            break
         except DataDirLockedError:
-            late = trio.current_time() >= deadline
+            late = time.monotonic() >= deadline
             if late and not wanted.patient:
                 raise
             if late and not said:
                 on_event(Note("another kvnet command is at work in this data directory; waiting for it"))
                 said = True
-        await trio.sleep(LOCK_POLL_S)
-    try:
-        return await run_locally(settings, wanted, request, on_event)
-    finally:
-        lock.release()
+            time.sleep(LOCK_POLL_S)
+            continue
+        try:
+            return _run_here(settings, wanted, request, on_event)
+        finally:
+            lock.release()
+    return result
 
 
-async def _run_remotely(lock: DataDirLock, wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:
+def _run_remotely(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:
     """The result from the running node; None when no node answers."""
-    import msgspec
+    answer = call_running_node(settings.paths.data_dir, wanted.name, request, on_event)
+    return msgspec.json.decode(answer, type=wanted.result) if answer is not None else None
 
-    owner = lock.owner()
-    if owner is None or not owner.control_socket:
-        return None
-    stream = await connect_control(Path(owner.control_socket))
-    if stream is None:
-        return None
-    return msgspec.json.decode(await call_node(stream, wanted.name, request, on_event), type=wanted.result)
+
+def _run_here(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
+    # Loaded by those alone that do the work themselves.
+    import trio
+
+    return trio.run(run_locally, settings, wanted, request, on_event, strict_exception_groups=True)
 
 
 async def run_locally(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
@@ -109,7 +98,7 @@ def stop_node(settings: "Settings") -> StopResult:
         DataDirLockedError: something else owns the data directory, or the node does not go.
     """
     owner = DataDirLock(settings.paths.data_dir).owner()
-    pid = trio.run(_ask_to_stop, settings, strict_exception_groups=True)
+    pid = _ask_to_stop(settings, owner)
     if pid is None:
         if owner is not None and _is_locked(settings):
             raise DataDirLockedError(
@@ -121,12 +110,10 @@ def stop_node(settings: "Settings") -> StopResult:
     return StopResult(pid)
 
 
-async def _ask_to_stop(settings: "Settings") -> int | None:
+def _ask_to_stop(settings: "Settings", owner: LockOwner | None) -> int | None:
     """Ask the running node to stop; returns its process id, None when no node answers."""
-    lock = DataDirLock(settings.paths.data_dir)
-    owner = lock.owner()
     try:
-        result: Any = await _run_remotely(lock, operation("node stop"), StopRequest(), lambda _event: None)
+        result = _run_remotely(settings, operation("node stop"), StopRequest(), lambda _event: None)
     except NodeGoneError:
         # It went before its answer was out.
         return owner.pid if owner is not None else None

@@ -73,9 +73,7 @@ class Invocation:
         """
         from kvnet_node.dispatch import run_operation
 
-        result = run_operation(
-            self.settings(**flags), name, request, on_event or self.output.event, verbose=self.flags.verbose
-        )
+        result = run_operation(self.settings(**flags), name, request, on_event or self.output.event)
         if not isinstance(result, kind):
             raise TypeError(f"operation {name} gave {type(result).__name__}, expected {kind.__name__}")
         return result

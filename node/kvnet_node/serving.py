@@ -13,7 +13,8 @@ import trio
 import kvnet
 from kvnet.errors import KvnetError, UsageError
 from kvnet.store.lock import DataDirLock
-from kvnet_node.control import OnEvent, control_socket, serve_control
+from kvnet_node.control import control_socket, serve_control
+from kvnet_node.control_frames import OnEvent
 from kvnet_node.failures import leaf_of
 from kvnet_node.logs import configure_logs
 from kvnet_node.open_files import raise_open_files_limit

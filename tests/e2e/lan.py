@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+import trio
 
-from kvnet.store.lock import DataDirLock
-from kvnet_node.control import call_node, connect_control
+from kvnet_node.control_client import call_running_node
 from kvnet_node.operations.registry import OPERATIONS
 from tests.e2e.conftest import Kvnet
 
@@ -151,9 +151,8 @@ for n in range(int(sys.argv[1])):
 async def asked(kvnet: Kvnet, verb: str) -> dict[str, Any]:
     """The result of a verb without arguments from a running node, without a process for it."""
     request = OPERATIONS[verb].request()
-    owner = DataDirLock(kvnet.data_dir).owner()
-    assert owner is not None
-    stream = await connect_control(Path(owner.control_socket))
-    assert stream is not None
-    found: dict[str, Any] = json.loads(await call_node(stream, verb, request, lambda _event: None))
+    ask = partial(call_running_node, kvnet.data_dir, verb, request, lambda _event: None)
+    said = await trio.to_thread.run_sync(ask)
+    assert said is not None
+    found: dict[str, Any] = json.loads(said)
     return found

@@ -24,6 +24,17 @@ def test_help_loads_neither_libp2p_nor_mlx_nor_trio() -> None:
     assert "generate" in completed.stdout
 
 
+@pytest.mark.parametrize("module", ["dispatch", "commands.node", "commands.artifacts", "commands.generation"])
+def test_a_verb_that_asks_the_running_node_loads_nothing_to_do_the_work_with(module: str) -> None:
+    program = (
+        f"import sys; import kvnet_node.{module}; "
+        "bad = {'libp2p', 'mlx', 'trio', 'structlog', 'rich', 'nacl', 'kvnet.exchange'} & sys.modules.keys(); "
+        "sys.exit(f'loaded {bad}' if bad else 0)"
+    )
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+
+
 @pytest.mark.parametrize("verb", ["add", "ask", "generate", "fetch", "size", "demo", "node start", "key trust"])
 def test_every_verb_has_a_help_text(kvnet: Kvnet, verb: str) -> None:
     ran = kvnet(*verb.split(), "--help")

@@ -12,9 +12,8 @@ import trio
 
 from kvnet.engine import toy
 from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
-from kvnet.store.lock import DataDirLock
 from kvnet_node.asking import Told, ask, decided
-from kvnet_node.control import call_node, connect_control
+from kvnet_node.control_client import call_running_node
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.operations.requests import PeersRequest, StatusRequest, StatusResult
 from kvnet_node.paths import prepare_data_dir
@@ -142,7 +141,7 @@ def nodes(plan: Plan, folder: Path, model: str) -> Iterator[tuple[list[Kvnet], l
         started = _start(runners, model)
         addresses = [str(each["addresses"][0]) for each in started]
         for number, runner in enumerate(runners):
-            trio.run(_call, runner.data_dir, "peers", PeersRequest(connect=addresses[:number]))
+            _call(runner.data_dir, "peers", PeersRequest(connect=addresses[:number]))
         _until(lambda: all(status(runner).peers >= plan.n_nodes - 1 for runner in runners), "all are connected")
         yield runners, [str(each["endpoint"][0]) for each in started]
     finally:
@@ -188,14 +187,13 @@ def _pair(runners: Sequence[Kvnet], file: Path) -> None:
 
 
 def status(runner: Kvnet) -> StatusResult:
-    return msgspec.json.decode(trio.run(_call, runner.data_dir, "status", StatusRequest()), type=StatusResult)
+    return msgspec.json.decode(_call(runner.data_dir, "status", StatusRequest()), type=StatusResult)
 
 
-async def _call(data_dir: Path, verb: str, request: StatusRequest | PeersRequest) -> bytes:
-    owner = DataDirLock(data_dir).owner()
-    stream = await connect_control(Path(owner.control_socket)) if owner is not None else None
-    assert stream is not None
-    return await call_node(stream, verb, request, lambda _: None)
+def _call(data_dir: Path, verb: str, request: StatusRequest | PeersRequest) -> bytes:
+    said = call_running_node(data_dir, verb, request, lambda _: None)
+    assert said is not None
+    return said
 
 
 def _settle(runners: Sequence[Kvnet], node: int, before: Sequence[StatusResult]) -> None:

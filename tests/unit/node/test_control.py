@@ -1,4 +1,5 @@
 import os
+import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -12,22 +13,18 @@ import trio
 import trio.testing
 
 from kvnet.errors import NotFoundError, ProtocolViolationError
+from kvnet_node import control_client
 from kvnet_node.control import (
-    MAX_FRAME_BYTES,
     MAX_SOCKET_PATH_BYTES,
-    Call,
     EventOutbox,
     FrameStream,
-    NodeGoneError,
-    OnEvent,
-    Reply,
-    call_node,
     choose_socket_path,
-    connect_control,
     control_socket,
     send_frame,
     serve_control,
 )
+from kvnet_node.control_client import NodeGoneError, connect_control
+from kvnet_node.control_frames import CONTROL_VERSION, MAX_FRAME_BYTES, Call, OnEvent, Reply
 from kvnet_node.events import Note, Progress, TextDelta
 
 
@@ -49,10 +46,15 @@ async def served(directory: Path, handler: Callable[..., Any]) -> AsyncIterator[
         nursery.cancel_scope.cancel()
 
 
-async def connected(path: Path) -> trio.SocketStream:
-    stream = await connect_control(path)
-    assert stream is not None
-    return stream
+def connected(path: Path) -> socket.socket:
+    connection = connect_control(path)
+    assert connection is not None
+    return connection
+
+
+async def call_node(connection: socket.socket, operation: str, request: object, on_event: OnEvent) -> bytes:
+    """The asker's end blocks, so it has a thread of its own here, as it has a process elsewhere."""
+    return await trio.to_thread.run_sync(control_client.call_node, connection, operation, request, on_event)
 
 
 # --- frames ---
@@ -119,8 +121,7 @@ async def test_a_socket_left_by_a_killed_node_is_replaced(tmp_path: Path) -> Non
         os.link(path, tmp_path / "left")
     (tmp_path / "left").rename(tmp_path / "control.sock")
     async with served(tmp_path, echo) as path:
-        stream = await connected(path)
-        assert await call_node(stream, "x", Question("y"), lambda _: None) == b'{"echo":{"text":"y"}}'
+        assert await call_node(connected(path), "x", Question("y"), lambda _: None) == b'{"echo":{"text":"y"}}'
 
 
 def test_a_path_over_100_bytes_becomes_a_short_one_in_a_private_directory(tmp_path: Path) -> None:
@@ -140,10 +141,10 @@ def test_a_short_path_is_used_as_it_is() -> None:
 
 
 async def test_nobody_listening_is_a_normal_answer(tmp_path: Path) -> None:
-    assert await connect_control(tmp_path / "none.sock") is None
+    assert connect_control(tmp_path / "none.sock") is None
     async with control_socket(tmp_path / "control.sock") as (_, path):
         path.rename(tmp_path / "stale.sock")
-    assert await connect_control(tmp_path / "stale.sock") is None
+    assert connect_control(tmp_path / "stale.sock") is None
 
 
 # --- calls ---
@@ -152,7 +153,7 @@ async def test_nobody_listening_is_a_normal_answer(tmp_path: Path) -> None:
 async def test_a_call_brings_events_and_then_the_result(tmp_path: Path) -> None:
     events: list[Any] = []
     async with served(tmp_path, echo) as path:
-        result = await call_node(await connected(path), "list", Question("q"), events.append)
+        result = await call_node(connected(path), "list", Question("q"), events.append)
     assert msgspec.json.decode(result) == {"echo": {"text": "q"}}
     assert events == [Progress("echo", 1, 2), TextDelta("list")]
 
@@ -163,7 +164,7 @@ async def test_an_error_arrives_as_the_class_it_was(tmp_path: Path) -> None:
 
     async with served(tmp_path, refuse) as path:
         with pytest.raises(NotFoundError, match="nobody has it") as raised:
-            await call_node(await connected(path), "fetch", Question("q"), lambda _: None)
+            await call_node(connected(path), "fetch", Question("q"), lambda _: None)
     assert raised.value.hint == "try later"
 
 
@@ -175,8 +176,8 @@ async def test_an_unexpected_error_ends_its_own_call_only(tmp_path: Path) -> Non
 
     async with served(tmp_path, break_once) as path:
         with pytest.raises(Exception, match="ZeroDivisionError"):
-            await call_node(await connected(path), "break", Question("q"), lambda _: None)
-        assert await call_node(await connected(path), "ok", Question("q"), lambda _: None) == b'{"fine":true}'
+            await call_node(connected(path), "break", Question("q"), lambda _: None)
+        assert await call_node(connected(path), "ok", Question("q"), lambda _: None) == b'{"fine":true}'
 
 
 async def test_an_asker_that_goes_away_cancels_its_operation(tmp_path: Path) -> None:
@@ -191,11 +192,10 @@ async def test_an_asker_that_goes_away_cancels_its_operation(tmp_path: Path) -> 
             raise
 
     async with served(tmp_path, wait) as path:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call_node, await connected(path), "x", Question("q"), lambda _: None)
+        async with await trio.open_unix_socket(str(path)) as stream:
+            await send_frame(stream, Call(CONTROL_VERSION, "x", "x", msgspec.Raw(b"{}")))
             await begun.wait()
-            nursery.cancel_scope.cancel()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await cancelled.wait()
 
 
@@ -209,14 +209,17 @@ async def test_several_operations_run_at_once(tmp_path: Path) -> None:
         return {}
 
     async with served(tmp_path, need_each_other) as path:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for name in ("0", "1"):
-                    nursery.start_soon(call_node, await connected(path), name, Question("q"), lambda _: None)
+                    nursery.start_soon(call_node, connected(path), name, Question("q"), lambda _: None)
 
 
 async def test_a_node_that_ends_early_is_reported(tmp_path: Path) -> None:
+    called = trio.Event()
+
     async def wait(name: str, data: bytes, on_event: OnEvent) -> Any:
+        called.set()
         await trio.sleep_forever()
 
     async with trio.open_nursery() as outer:
@@ -231,19 +234,19 @@ async def test_a_node_that_ends_early_is_reported(tmp_path: Path) -> None:
 
         outer.start_soon(serve)
         await started.wait()
-        stream = await connected(tmp_path / "control.sock")
+        connection = connected(tmp_path / "control.sock")
 
         async def stop_when_called() -> None:
-            await trio.testing.wait_all_tasks_blocked()
+            await called.wait()
             stopped.cancel()
 
         outer.start_soon(stop_when_called)
         with pytest.raises(NodeGoneError):
-            await call_node(stream, "x", Question("q"), lambda _: None)
+            await call_node(connection, "x", Question("q"), lambda _: None)
 
 
 async def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    async with served(tmp_path, echo) as path, await connected(path) as stream:
+    async with served(tmp_path, echo) as path, await trio.open_unix_socket(str(path)) as stream:
         await send_frame(stream, Call(99, "9.9", "list", msgspec.Raw(b"{}")))
         data = await FrameStream(stream).receive()
         assert data is not None
@@ -256,21 +259,21 @@ async def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> Non
 async def test_junk_does_not_disturb_others(tmp_path: Path) -> None:
     async with served(tmp_path, echo) as path:
         for junk in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 3) + b"abc", b"\xff" * 100, b""):
-            async with await connected(path) as stream:
+            async with await trio.open_unix_socket(str(path)) as stream:
                 await stream.send_all(junk)
-        assert await call_node(await connected(path), "x", Question("y"), lambda _: None)
+        assert await call_node(connected(path), "x", Question("y"), lambda _: None)
 
 
 @pytest.mark.parametrize("inside", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000])
 async def test_a_request_nested_without_end_is_refused_and_the_node_goes_on(tmp_path: Path, inside: bytes) -> None:
     async with served(tmp_path, echo) as path:
         data = b'{"control_version":1,"kvnet_version":"x","operation":"list","request":' + inside + b"}"
-        async with await connected(path) as stream:
+        async with await trio.open_unix_socket(str(path)) as stream:
             await stream.send_all(struct.pack(">I", len(data)) + data)
             answer = await FrameStream(stream).receive()
         assert answer is not None
         assert b"protocol_violation" in answer
-        assert await call_node(await connected(path), "again", {}, lambda _event: None) == b'{"echo":{}}'
+        assert await call_node(connected(path), "again", {}, lambda _event: None) == b'{"echo":{}}'
 
 
 async def test_an_answer_that_cannot_be_written_costs_its_own_connection_only(tmp_path: Path) -> None:
@@ -282,5 +285,31 @@ async def test_an_answer_that_cannot_be_written_costs_its_own_connection_only(tm
 
     async with served(tmp_path, answer) as path:
         with pytest.raises(NodeGoneError):
-            await call_node(await connected(path), "bad", {}, lambda _event: None)
-        assert await call_node(await connected(path), "good", {}, lambda _event: None) == b"{}"
+            await call_node(connected(path), "bad", {}, lambda _event: None)
+        assert await call_node(connected(path), "good", {}, lambda _event: None) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\0\0", struct.pack(">I", 9) + b"{}", struct.pack(">I", 3) + b"abc", b"\xff" * 9]
+)
+async def test_a_node_that_breaks_off_in_the_middle_is_reported(tmp_path: Path, said: bytes) -> None:
+    async def answer_badly(stream: trio.SocketStream) -> None:
+        async with stream:
+            await FrameStream(stream).receive()
+            await stream.send_all(said)
+
+    async with control_socket(tmp_path / "control.sock") as (listener, path), trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, answer_badly, [listener])
+        with pytest.raises(NodeGoneError) as raised:
+            await call_node(connected(path), "x", {}, lambda _event: None)
+        assert raised.value.hint
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_failure_to_show_an_event_is_not_taken_for_the_nodes(tmp_path: Path) -> None:
+    def show(_event: object) -> None:
+        raise BrokenPipeError
+
+    async with served(tmp_path, echo) as path:
+        with pytest.raises(BrokenPipeError):
+            await call_node(connected(path), "x", {}, show)
