@@ -135,7 +135,7 @@ async def test_turns_of_a_conversation_do_not_pile_up_and_each_writes_only_its_o
     offered = await b.exchange.finder.search(b.engine.info, a.store.tokens_of(records[0].hash), 0)
     assert offered.fetched is not None
     assert offered.fetched.artifact == records[0].hash
-    assert len(a.exchange._told) == 1
+    assert len(a.exchange._offering._announced) == 1
 
 
 async def test_a_session_that_moves_to_and_fro_does_not_pile_up_either(

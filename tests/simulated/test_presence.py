@@ -93,7 +93,7 @@ async def test_of_two_sessions_with_a_paused_peer_one_may_end(autojump_clock: Mo
         nursery.start_soon(a.exchange.connect, b.network.address)
         nursery.start_soon(b.exchange.connect, a.network.address)
     await trio.sleep(1.0)
-    sessions = list(a.exchange._by_id.values())
+    sessions = list(a.exchange._sessions._by_id.values())
     assert len(sessions) == 2
     pause(b, theirs, paused=True)
     await trio.sleep(0.1)

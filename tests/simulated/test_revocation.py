@@ -184,7 +184,7 @@ async def test_serving_ends_in_the_middle_of_a_request(
     await wait_for(lambda: bool(failure), 60)
     assert a.node.exchange.counters()["chunks_served"] <= served + 1
     assert served < added.record.manifest.n_chunks - 1
-    assert not a.node.exchange._told, "nor is it announced"
+    assert not a.node.exchange._offering._announced, "nor is it announced"
 
 
 async def test_what_was_revoked_is_served_no_more_after_a_restart(

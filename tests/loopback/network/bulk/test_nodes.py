@@ -7,7 +7,7 @@ import pytest
 import trio
 
 import kvnet.exchange.bulk
-import kvnet.exchange.node
+import kvnet.exchange.peer_sessions
 from kvnet.errors import KvnetError
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.node import NodeOptions
@@ -131,7 +131,7 @@ async def shut_out(holder: BulkNode) -> None:
 async def test_chunks_end_in_the_middle_of_a_request_for_a_peer_that_is_no_member_any_more(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvnet.exchange.node, "LEFT_S", 0.2)
+    monkeypatch.setattr(kvnet.exchange.peer_sessions, "LEFT_S", 0.2)
     slowly = NodeOptions(serve=ServeLimits(bytes_per_s=2e6, burst_bytes=1 << 20))
     a, b = (BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)) if path == "bulk" else (None, None)
     async with (
