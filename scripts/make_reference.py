@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvnet import errors
-from kvnet_node.config import SETTINGS
 from kvnet_node.prompts.killers import KILLERS
+from kvnet_node.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

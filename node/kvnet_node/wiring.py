@@ -270,7 +270,7 @@ def _bulk_endpoint(settings: "Settings", *, serving: bool) -> BulkEndpoint:
 
 def _remembered_port(settings: "Settings") -> int:
     """The port taken last time in place of the default one, so that addresses given out stay true."""
-    from kvnet_node.config import DEFAULT_PORT
+    from kvnet_node.settings import DEFAULT_PORT
 
     try:
         return msgspec.json.decode(settings.paths.listen_file.read_bytes(), type=_ListenFile).port

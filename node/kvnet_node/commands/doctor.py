@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvnet.errors import KvnetError
-from kvnet_node.config import SETTINGS, Config, nearest_key
+from kvnet_node.config import Config
 from kvnet_node.findings import Finding
 from kvnet_node.invocation import Context
 from kvnet_node.output import escape, format_bytes, format_count, format_counted
+from kvnet_node.settings import SETTINGS, nearest_key
 
 _OTHER_VARIABLES = frozenset({"KVNET_DATA_DIR", "KVNET_CACHE_DIR", "KVNET_OPENBLAS"})
 """Variables that are no settings."""

@@ -3,16 +3,9 @@ from pathlib import Path
 import pytest
 
 from kvnet.errors import ConfigError
-from kvnet_node.config import (
-    GIGABYTE,
-    SETTINGS,
-    default_min_free_bytes,
-    default_quota_bytes,
-    load_config,
-    nearest_key,
-    parse_size_bytes,
-)
+from kvnet_node.config import default_min_free_bytes, default_quota_bytes, load_config
 from kvnet_node.models import missing_model_paths
+from kvnet_node.settings import GIGABYTE, SETTINGS, nearest_key, parse_size_bytes
 
 
 def write(data_dir: Path, text: str) -> None:
