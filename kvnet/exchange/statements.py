@@ -290,6 +290,11 @@ class Statements:
         self._version += 1
         await self._write()
 
+    async def forget_others(self, namespaces: Collection[NamespaceId]) -> None:
+        """Forget what was told in other namespaces than these alone: this node has left those, and was interrupted."""
+        for namespace in self._book.namespaces().difference(namespaces):
+            await self.forget(namespace)
+
     # --- saying -------------------------------------------------------------------------------------------------------
 
     def _sign(self, make_body: Callable[[int, int], AnyStatement], key: PublisherKey) -> SignedStatement:

@@ -215,6 +215,10 @@ class StatementBook:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
+    def namespaces(self) -> frozenset[NamespaceId]:
+        """The namespaces that anything here was told in."""
+        return frozenset().union(*(place.scopes for place in self._places.values()))
+
     def all(self, kind: StatementType, *, namespace: NamespaceId | None = None) -> list[SignedStatement]:
         """The statements of a type that count, in order of their sequences; of one namespace, or of all."""
         found = [

@@ -8,7 +8,7 @@ import datetime as dt
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from kvnet.format.prefix import block_keys
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import Refusal, TrustPolicy
+from kvnet.trust.statements import KeyRotation, SignedStatement
 from kvnet_node.invitations import InvitationBook
 from kvnet_node.paths import DataPaths, keep_private, write_private
 from kvnet_node.swarms import SwarmFiles, check_private, read_bounded
@@ -31,6 +32,7 @@ from kvnet_node.swarms import SwarmFiles, check_private, read_bounded
 SEED_BYTES = 32
 
 _KEY_FILE = re.compile(r"publisher-(\d{4})\.key")
+_NEXT_KEY_FILE = "next-publisher.key"
 _SEED_LINE = re.compile(rb"kvnet publisher key 1\n([0-9a-f]{64})\n")
 
 
@@ -185,11 +187,49 @@ class NodeIdentity:
 
     def new_key(self) -> str:
         """Make a new signing key and return its publisher text; older ones stay this node's own."""
-        number = 1 + max((int(match[1]) for match in map(_KEY_FILE.fullmatch, self._key_names()) if match), default=0)
         seed = secrets.token_bytes(SEED_BYTES)
-        _write_seed(self._paths.keys_dir / f"publisher-{number:04d}.key", seed)
+        _write_seed(self._free_key_file(), seed)
         self._keys.append(PublisherKey(seed))
         return self.publisher()
+
+    def next_key(self) -> PublisherKey:
+        """The key that will sign once `adopt_next_key` is called; on disk, and the same one until then.
+
+        It is there before anybody is told of it, and signs nothing before its predecessor has said that it may.
+        """
+        file = self._next_key_file
+        if not file.exists():
+            _write_seed(file, secrets.token_bytes(SEED_BYTES))
+        return PublisherKey(_read_seed(file))
+
+    def adopt_next_key(self) -> str:
+        """Sign with `next_key` from now on; returns its publisher text. Older ones stay this node's own."""
+        key = self.next_key()
+        self._next_key_file.replace(self._free_key_file())
+        self._keys.append(key)
+        return self.publisher()
+
+    def finish_rotation(self, rotations: Iterable[SignedStatement]) -> None:
+        """Adopt the next key where one of this node's has given way to it and the process ended right then.
+
+        Args:
+            rotations: those that count.
+        """
+        if not self._next_key_file.exists():
+            return
+        following, own = self.next_key().public, {key.public for key in self._keys}
+        for each in rotations:
+            if isinstance(each.body, KeyRotation) and each.body.new == following and each.signer in own:
+                self.adopt_next_key()
+                return
+
+    @property
+    def _next_key_file(self) -> Path:
+        return self._paths.keys_dir / _NEXT_KEY_FILE
+
+    def _free_key_file(self) -> Path:
+        number = 1 + max((int(match[1]) for match in map(_KEY_FILE.fullmatch, self._key_names()) if match), default=0)
+        return self._paths.keys_dir / f"publisher-{number:04d}.key"
 
     def _key_names(self) -> list[str]:
         directory = self._paths.keys_dir

@@ -3,7 +3,7 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -142,6 +142,14 @@ class InvitationBook:
             StoreError: it cannot be written.
         """
         return self._give_up(lambda each: each.namespace == namespace)
+
+    def withdraw_others(self, namespaces: Collection[NamespaceId]) -> int:
+        """Give up all invitations of other namespaces than these.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        return self._give_up(lambda each: each.namespace not in namespaces)
 
     def _give_up(self, doomed: Callable[[_Open], bool]) -> int:
         with self._lock:

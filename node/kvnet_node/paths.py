@@ -5,6 +5,8 @@ readable by its owner alone and is left out of Time Machine, which would otherwi
 be computed again.
 """
 
+import contextlib
+import errno
 import logging
 import os
 import platform
@@ -18,6 +20,12 @@ _log = logging.getLogger(__name__)
 
 TIME_MACHINE_ATTRIBUTE = "com.apple.metadata:com_apple_backup_excludeItem"
 """The extended attribute by which macOS marks a path as left out of backups (what ``tmutil addexclusion`` sets)."""
+
+TEMPORARY_SUFFIX = ".tmp"
+"""How the names of files end that are being written; they begin with a dot."""
+
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What file systems without hard links answer, such as exFAT (link(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +231,7 @@ def _set_attribute(directory: Path) -> bool:
 
 
 def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Write a file that its owner alone can read, all of it or nothing.
+    """Write a file that its owner alone can read, all of it or nothing, whenever the process ends.
 
     Args:
         path: the file; its directory is created 0700 when missing.
@@ -231,26 +239,55 @@ def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
         replace: False refuses to touch an existing file (``FileExistsError``).
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not replace:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     temporary.unlink(missing_ok=True)
-    write_private(temporary, data, replace=False)
-    temporary.replace(path)
+    try:
+        _write_new(temporary, data)
+        if replace:
+            temporary.replace(path)
+        else:
+            _give_free_name(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _give_free_name(temporary: Path, path: Path) -> None:
+    """Give a written file its name, which nobody else may have: a link never takes one that is taken."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A memory stick: the name is taken first, and then stands for the whole file.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        temporary.replace(path)
+
+
+def remove_temporaries(paths: DataPaths) -> None:
+    """Delete what a process that was killed while it wrote has left; secrets may be in it.
+
+    The caller owns the lock of the data directory.
+    """
+    directories = (paths.data_dir, paths.keys_dir, paths.namespaces_dir, paths.samples_dir, paths.engine_dir)
+    for directory in directories:
+        for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def keep_private(path: Path, data: bytes) -> None:

@@ -8,8 +8,9 @@
     former-ID-MILLIS.kvns    one of them under a lookup secret that was replaced then
     scopes.json              founder, inviter and addresses of each, by id
 
-Every file is 0600. A namespace is written before what is known of it, so that a crash in between leaves one whose
-members are not known yet; joining or inviting again mends that.
+Every file is 0600. Joining writes what is known of a namespace before its secrets, leaving removes the secrets first: a
+process that ends in between leaves words about a namespace that this node is not in, and the next start drops them. A
+namespace whose founder is not known was made here, and nobody has been invited to it.
 """
 
 import contextlib
@@ -100,6 +101,12 @@ class SwarmFiles:
         # All at once: while one thread reads the files, another asks what is there.
         self._files, self._former, self._known = files, former, known
         self._scopes = self._scopes_now()
+
+    def drop_unknown(self) -> None:
+        """Forget what is known of namespaces that this node is not in."""
+        there = {namespace.hex() for namespace in self._files}
+        if not self._known.keys() <= there:
+            self._write_known({each: known for each, known in self._known.items() if each in there})
 
     def _read_former(self, there: Collection[NamespaceId]) -> tuple[Namespace, ...]:
         """Those whose time is not over, the newest first.
@@ -238,10 +245,11 @@ class SwarmFiles:
         held = self._files.get(given.id)
         if held is None:
             self.check_new(given.name)
+        self.know(given.id, known)
+        if held is None:
             self._put(given)
         else:
             self._replace(held[0], Namespace(held[1].name, given.prefix_secret, given.lookup_secret))
-        self.know(given.id, known)
         return self._files[given.id][1]
 
     def join_mine(
@@ -263,16 +271,17 @@ class SwarmFiles:
         """
         old, new = self.mine, Namespace(MINE, given.prefix_secret, given.lookup_secret)
         kept = None
+        if new.id != old.id:
+            kept = self._keep(old, count(old.id), keep_old=keep_old, becomes=new.id)
+        if known is not None:
+            self.know(new.id, known)
         if new.id == old.id:
             self._replace(self._files[old.id][0], new)
         else:
-            kept = self._keep(old, count(old.id), keep_old=keep_old, becomes=new.id)
             keep_private(self._directory / "mine.kvns", encode_namespace_file(new))
             for path, namespace in list(self._files.values()):
                 if namespace.id == new.id:
                     _remove(path)
-        if known is not None:
-            self.know(new.id, known)
         self.load()
         return kept
 

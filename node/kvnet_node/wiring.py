@@ -16,6 +16,7 @@ import structlog
 import trio
 
 import kvnet
+from kvnet.errors import KvnetError
 from kvnet.exchange.admission import AdmissionPolicy
 from kvnet.exchange.answers import Finished
 from kvnet.exchange.completion import Completer, ask_peers
@@ -36,6 +37,7 @@ from kvnet.protocol.provider_pages import PageLimits
 from kvnet.protocol.serve import ServeLimits
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import ArtifactRecord
+from kvnet.trust.envelope import StatementType
 from kvnet_node.announce_store import AnnounceStore
 from kvnet_node.api.aliases import parse_alias
 from kvnet_node.api.front import Front, FrontOptions
@@ -43,7 +45,7 @@ from kvnet_node.guest.guest import Guest, this_machine
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.neighbours import Surroundings
-from kvnet_node.paths import note_private
+from kvnet_node.paths import note_private, remove_temporaries
 from kvnet_node.prompts.normalise import Rules
 from kvnet_node.ram_store import machine_ram_bytes, ram_directory, ram_quota_bytes, remove_left_behind
 from kvnet_node.services import Services
@@ -72,13 +74,13 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
         network: also open a network.
         serving: as a running node does it: on the configured addresses, announcing what it has.
     """
-    identity = NodeIdentity(settings.paths, settings.config.trust_policy, public=settings.config.public_enabled)
-    identity.load()
+    identity = _loaded_identity(settings)
     async with _opened_store(settings, identity) as (store, store_dir), trio.open_nursery() as nursery:
         services = Services(settings, store, identity, store_dir)
         services.pause.load()
         await nursery.start(services.engines.run)
         await services.statements.load()
+        await _finish_interrupted(services)
         await nursery.start(services.statements.run)
         if network:
             options = NodeOptions(
@@ -133,6 +135,23 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             store.close()
             services.savings.close()
             services.statement_store.close()
+
+
+def _loaded_identity(settings: "Settings") -> NodeIdentity:
+    remove_temporaries(settings.paths)
+    identity = NodeIdentity(settings.paths, settings.config.trust_policy, public=settings.config.public_enabled)
+    identity.load()
+    return identity
+
+
+async def _finish_interrupted(services: Services) -> None:
+    """Bring to an end what a process that was killed had begun."""
+    try:
+        services.identity.finish_rotation(services.statements.all(StatementType.KEY_ROTATION))
+        await services.memberships.finish_leaving()
+    except (KvnetError, OSError) as error:
+        # Nothing depends on it: it is tried again at the next start.
+        _log.warning("what was interrupted is not finished", reason=str(error))
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ class DigestCache:
         kept = dict(list(self._entries.items())[-MAX_REMEMBERED_FILES:])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp creates the file 0600.
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".digests-")
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".digests-", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump({"version": 1, "files": kept}, file)
         os.replace(temporary, self._path)

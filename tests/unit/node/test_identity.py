@@ -6,6 +6,7 @@ import pytest
 from kvnet.errors import ConfigError, MalformedError, StoreError, UsageError
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.keys import PublisherKey, publisher_text
+from kvnet.trust.statements import KeyRotation, SignedStatement, rotation_message, sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import DataPaths
 from kvnet_node.swarms import MAX_NAMESPACES
@@ -61,6 +62,35 @@ def test_new_keys_sign_and_all_keys_are_own(tmp_path: Path) -> None:
     assert again.publisher() == keys[-1]
     assert [key.publisher for key in again.own_keys()] == keys[::-1]
     assert len(again.policy().own) == 3
+
+
+def rotation(old: PublisherKey, new: PublisherKey) -> SignedStatement:
+    signature = new.sign(rotation_message(old.public, new.public, 1))
+    return sign_statement(KeyRotation(sequence=1, issued=1, expires=0, new=new.public, new_signature=signature), old)
+
+
+def test_the_next_key_signs_nothing_before_it_is_adopted_and_stays_the_same(tmp_path: Path) -> None:
+    identity = opened(tmp_path)
+    first = identity.publisher()
+    following = identity.next_key()
+    assert identity.publisher() == first
+    again = opened(tmp_path)
+    assert (again.publisher(), again.next_key().public) == (first, following.public)
+    again.finish_rotation([rotation(STRANGER, following)])
+    assert again.publisher() == first
+    assert again.adopt_next_key() == publisher_text(following.public) == opened(tmp_path).publisher()
+    assert opened(tmp_path).next_key().public != following.public
+
+
+def test_a_key_that_the_last_one_has_given_way_to_is_adopted_after_a_restart(tmp_path: Path) -> None:
+    identity = opened(tmp_path)
+    following = identity.next_key()
+    said = rotation(identity.signing_key(), following)
+    again = opened(tmp_path)
+    again.finish_rotation([said])
+    assert again.publisher() == publisher_text(following.public)
+    again.finish_rotation([said])
+    assert len(again.own_keys()) == 2
 
 
 def test_trust_counts_at_once_and_stays(tmp_path: Path) -> None:

@@ -112,3 +112,15 @@ def test_a_use_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
     held = book.find(made.id)
     assert held is not None
     assert list(held.opens.used_by) == []
+
+
+def test_invitations_to_what_this_node_has_left_are_given_up(tmp_path: Path) -> None:
+    book = opened(tmp_path / "invitations.json")
+    stays, goes = invitation(), invitation(namespace=b"o" * 32)
+    for each in (stays, goes):
+        book.add(each, signer=b"s" * 32, label="")
+    assert book.withdraw_others({TEAM}) == 1
+    again = opened(tmp_path / "invitations.json")
+    assert again.find(stays.id) is not None
+    assert again.find(goes.id) is None
+    assert again.withdraw_others({TEAM}) == 0

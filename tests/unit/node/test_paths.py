@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ from kvnet_node.paths import (
     keep_private,
     note_private,
     prepare_data_dir,
+    remove_temporaries,
     write_private,
 )
 
@@ -92,3 +94,38 @@ def test_what_cannot_be_written_is_said_and_what_need_not_be_is_passed_over(tmp_
     note_private(taken / "file", b"data")
     note_private(tmp_path / "file", b"data")
     assert (tmp_path / "file").read_bytes() == b"data"
+
+
+def test_a_new_private_file_has_no_name_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_private(tmp_path / "secret", b"x", replace=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_no_links_a_new_private_file_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    write_private(tmp_path / "secret", b"x", replace=False)
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "secret", b"y", replace=False)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("secret", b"x")]
+
+
+def test_what_a_killed_process_was_writing_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+    paths = prepare_data_dir(tmp_path)
+    write_private(paths.keys_dir / "publisher-0001.key", b"x")
+    left = [tmp_path / ".speeds.json.7.tmp", paths.keys_dir / ".publisher-0002.key.7.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+    (tmp_path / "mine.tmp").write_bytes(b"a person's")
+    remove_temporaries(paths)
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"publisher-0001.key", "mine.tmp"}

@@ -7,6 +7,7 @@ import pytest
 
 from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file
+from kvnet_node.paths import keep_private
 from kvnet_node.swarms import FORMER_LIFE_S, MAX_FORMER, MAX_NAMESPACES, Known, SwarmFiles
 
 NEW = b"n" * 32
@@ -172,3 +173,52 @@ def test_a_rekeying_that_fails_half_way_again_and_again_pushes_no_former_secret_
     again = opened(tmp_path / "n", clock)
     again.rekey(team.id, b"m" * 32)
     assert [former.lookup_secret for former in again.former()] == [NEW, team.lookup_secret]
+
+
+class KilledError(Exception):
+    """Where a test ends a write."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """End the process, as it were, right before a file of this name is written."""
+
+    def keep(path: Path, data: bytes) -> None:
+        if path.name == name:
+            raise KilledError
+        keep_private(path, data)
+
+    monkeypatch.setattr("kvnet_node.swarms.keep_private", keep)
+
+
+@pytest.mark.parametrize(("swarm", "file"), [("team", "swarm-team.kvns"), ("mine", "mine.kvns")])
+def test_whoever_was_killed_while_it_joined_founds_nothing_of_the_swarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swarm: str, file: str
+) -> None:
+    files, known = opened(tmp_path), Known(founder=b"f" * 32, inviter=b"i" * 32)
+    before = files.all()
+    with monkeypatch.context() as patched:
+        kill_at(patched, file)
+        with pytest.raises(KilledError):
+            if swarm == "mine":
+                files.join_mine(TEAM, known, keep_old=False, count=lambda _: 0)
+            else:
+                files.join_swarm(TEAM, known)
+    again = opened(tmp_path)
+    assert (again.all(), again.scopes()) == (before, ())
+    again.drop_unknown()
+    assert opened(tmp_path).known(TEAM.id) == Known()
+    opened(tmp_path).join_swarm(TEAM, known)
+    assert opened(tmp_path).known(TEAM.id) == known
+
+
+def test_whoever_was_killed_while_it_left_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = opened(tmp_path)
+    files.join_swarm(TEAM, Known(founder=b"f" * 32))
+    with monkeypatch.context() as patched:
+        kill_at(patched, "scopes.json")
+        with pytest.raises(KilledError):
+            files.leave("team")
+    again = opened(tmp_path)
+    again.drop_unknown()
+    assert again.named("team") is None
+    assert opened(tmp_path).known(TEAM.id) == Known()

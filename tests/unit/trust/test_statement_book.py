@@ -233,7 +233,9 @@ def test_what_was_told_in_a_namespace_alone_is_forgotten_with_it() -> None:
     take(book, revocation(1), SWARM)
     take(book, revocation(2), SWARM, HOME)
     take(book, revocation(3), HOME)
+    assert book.namespaces() == {HOME, SWARM}
     changed = book.leave(SWARM)
+    assert book.namespaces() == {HOME}
     assert [key[2] for key in changed] == [revocation(1).body.subject, revocation(2).body.subject]
     rows_left = [book.row(key) for key in changed]
     assert rows_left[0] is None
