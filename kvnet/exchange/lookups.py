@@ -14,6 +14,7 @@ import trio
 from kvnet.errors import KvnetError
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.tables import Tables
+from kvnet.exchange.told_dialing import ToldDialer
 from kvnet.network.interface import Network, ProviderHint
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import (
@@ -103,6 +104,7 @@ class Lookups:
         self._sessions = sessions
         self._open_session = open_session
         self._scores = scores
+        self._dialer = ToldDialer(network)
         self.tables: Tables | None = None
 
     async def find(
@@ -229,8 +231,11 @@ class Lookups:
 
     async def _dial(self, target: _Target, deadline: float) -> PeerSession | None:
         timeout_s = min(DIAL_S, max(0.05, deadline - trio.current_time()))
-        hint = ProviderHint(target.peer, target.addresses)
-        return await self._open_session(await self._network.connect_hint(hint, timeout_s=timeout_s))
+        dialer = self._dialer if self.tables is None else self.tables.dialer
+        signer = target.claim.signer if target.claim is not None else b""
+        return await self._open_session(
+            await dialer.connect(target.peer, target.addresses, signer, timeout_s=timeout_s)
+        )
 
     async def _follow_records(self, machine: LookupMachine, held_tokens: int, found: LookedUp) -> None:
         """Ask those whom the answers named, or the next best when the best had less than its table said."""

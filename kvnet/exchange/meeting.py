@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvnet.errors import KvnetError
-from kvnet.network.interface import Network, ProviderHint
+from kvnet.exchange.told_dialing import ToldDialer
+from kvnet.network.interface import Network
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.tables import KnownMember
 
@@ -64,6 +65,7 @@ class Meetings:
         members: whoever somebody has told of.
         open_session: opens the session with a connected peer.
         limits: how many, and how often.
+        dialer: what else is dialled on others' word goes through the same.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Meetings:
         members: Callable[[], Mapping[PeerId, KnownMember]],
         open_session: Callable[[PeerId], Awaitable[object]],
         limits: MeetLimits | None = None,
+        dialer: ToldDialer | None = None,
     ) -> None:
         self._network = network
+        self._dialer = dialer or ToldDialer(network)
         self._members = members
         self._open_session = open_session
         self._limits = limits or MeetLimits()
@@ -118,9 +122,10 @@ class Meetings:
 
     async def _meet(self, member: KnownMember, tried: _Tried, slots: trio.Semaphore) -> None:
         limits = self._limits
-        hint = ProviderHint(member.peer, member.addresses)
         try:
-            await self._open_session(await self._network.connect_hint(hint, timeout_s=limits.timeout_s))
+            await self._open_session(
+                await self._dialer.connect(member.peer, member.addresses, member.signer, timeout_s=limits.timeout_s)
+            )
             tried.failures = 0
         except KvnetError as error:
             tried.failures = min(tried.failures + 1, 16)

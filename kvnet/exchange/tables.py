@@ -16,6 +16,7 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.own_tables import OwnTables
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Heard, Statements
+from kvnet.exchange.told_dialing import ToldDialer
 from kvnet.network.interface import Network
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, PeerClaim
@@ -59,6 +60,7 @@ class Tables:
 
     Attributes:
         own: what this node tells of itself.
+        dialer: dials whom members tell of.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Tables:
         self._doubts: set[tuple[bytes, PeerId, bytes]] = set()
         self._nursery: trio.Nursery | None = None
         self.counters: Counter[str] = Counter()
+        self.dialer = ToldDialer(network)
         self.own = OwnTables(network.peer_id, identity, statements, pages, now=now, random=random)
         statements.subscribe(StatementType.PROVIDER, self._heard)
         statements.also_tell(self.envelopes)

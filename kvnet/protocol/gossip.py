@@ -231,6 +231,10 @@ class Allowance:
         self._left -= granted
         return granted
 
+    def give_back(self, n: int) -> None:
+        """What was taken and not done after all."""
+        self._left = min(self._burst, self._left + n)
+
 
 def next_reconcile_s(fraction: float) -> float:
     """Seconds until the next look for statements that did not arrive.

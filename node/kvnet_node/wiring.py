@@ -116,7 +116,9 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             await nursery.start(services.node.run)
             if tables is not None:
                 await nursery.start(tables.run)
-                await nursery.start(Meetings(opened, tables.members, services.node.open_session).run)
+                await nursery.start(
+                    Meetings(opened, tables.members, services.node.open_session, dialer=tables.dialer).run
+                )
             if serving:
                 _remember_port(settings, services)
                 services.surroundings = Surroundings(settings, services.node)

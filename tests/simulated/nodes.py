@@ -125,7 +125,9 @@ class Telling:
         scores = exchange.fetcher.scores
         tables = Tables(exchange.network, exchange.identity, statements, scores, now=wall_s, random=random, pages=pages)
         tables.attach(exchange)
-        return cls(statements, tables, Meetings(exchange.network, tables.members, exchange.open_session, meet))
+        return cls(
+            statements, tables, Meetings(exchange.network, tables.members, exchange.open_session, meet, tables.dialer)
+        )
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Once the node runs."""

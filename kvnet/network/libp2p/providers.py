@@ -30,6 +30,7 @@ from kvnet.format.hashes import dht_key
 from kvnet.network.dialing import MAX_ADDRESSES_PER_PEER
 from kvnet.network.interface import ProvideReport, ProviderHint
 from kvnet.network.libp2p.translate import FOREIGN, translate_stream
+from kvnet.protocol.dialable import plausible
 from kvnet.protocol.ids import MAX_PEER_ID_BYTES, PeerId
 
 _logger = logging.getLogger(__name__)
@@ -235,7 +236,8 @@ class ProviderRecords:
     async def _ask(self, peer: PeerId, key: bytes, walk: _Walk) -> None:
         reply: Message | None = None
         with trio.move_on_after(QUERY_LIMIT_S), suppress(NetworkError):
-            await self._dialer.connect_hint(ProviderHint(peer, walk.addresses[peer]), timeout_s=QUERY_LIMIT_S)
+            told = plausible(walk.addresses[peer], map(str, self._host.get_addrs()))
+            await self._dialer.connect_hint(ProviderHint(peer, told), timeout_s=QUERY_LIMIT_S)
             question = self._message(Message.MessageType.GET_PROVIDERS, key)
             reply = await self._exchange(peer, question, reply_limit_s=QUERY_LIMIT_S)
         if reply is None:
