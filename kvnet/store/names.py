@@ -32,6 +32,7 @@ MAX_VERSION_FILE_BYTES: Final = 2 * MAX_CONTEXT_BYTES + (8 << 20)
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION_FILE: Final = re.compile(r"([1-9][0-9]{0,8})\.(json|gone)")
+_TEMPORARY_FILE: Final = re.compile(r"\.[1-9][0-9]{0,8}\.tmp")
 _RULE: Final = "1 to 64 of a-z 0-9 . _ - that begin with a letter or digit"
 
 
@@ -256,6 +257,32 @@ class NameBook:
         """
         doomed = [(version.name, version.version) for version in self._all() if version.artifact == artifact]
         return list(itertools.chain.from_iterable(self.remove(name, version) for name, version in doomed))
+
+    def tidy(self) -> None:
+        """Finish removals that a killed process had begun, and delete what it was writing; text may be in either.
+
+        Raises:
+            StoreError: the disk failed.
+        """
+        with storage_errors("tidying the names"):
+            for folder in self._folders():
+                for entry in list(os.scandir(folder)):
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
+                    if _TEMPORARY_FILE.fullmatch(entry.name):
+                        self._files.unlink(Path(entry.path))
+                    elif entry.name.endswith(".gone") and entry.stat(follow_symlinks=False).st_size:
+                        os.truncate(entry.path, 0)
+                if not self._numbers(folder.name)[0]:
+                    self._remove_folder(folder)
+
+    def _folders(self) -> list[Path]:
+        """The folder of every name, of those without versions too."""
+        try:
+            entries = list(os.scandir(self._directory))
+        except FileNotFoundError:
+            return []
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and _is_name(entry.name)]
 
     def _remove_folder(self, folder: Path) -> None:
         """A name without versions is no name; used again, it starts from 1."""

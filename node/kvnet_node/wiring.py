@@ -151,6 +151,7 @@ async def _finish_interrupted(services: Services) -> None:
     try:
         services.identity.finish_rotation(services.statements.all(StatementType.KEY_ROTATION))
         await services.memberships.finish_leaving()
+        await services.lane.run(services.names.tidy)
     except (KvnetError, OSError) as error:
         # Nothing depends on it: it is tried again at the next start.
         _log.warning("what was interrupted is not finished", reason=str(error))

@@ -269,24 +269,26 @@ async def remove(ctx: OperationContext, request: r.RemoveRequest) -> r.RemoveRes
 
 
 def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHash) -> r.RemoveResult:
-    """Remove in the reverse order of making: the names first, then the artifact. Blocking."""
+    """Remove the artifact, and its names last: whoever is killed in between says the same once more. Blocking."""
     if isinstance(meant, NamedVersion):
         artifact = meant.artifact
-        gone = names.remove(meant.name, meant.version)
-        left = names.by_artifact()
+        left = {
+            each: [version for version in versions if version.text != meant.text]
+            for each, versions in names.by_artifact().items()
+        }
         kept_by = [version.text for version in left.get(artifact, [])]
         remaining = [each.text for versions in left.values() for each in versions if each.name == meant.name]
-    else:
-        artifact = meant
-        gone, kept_by, remaining = names.forget(artifact), [], []
-    # What a name means may have been removed before; a hash means what is held.
-    doomed = not kept_by and (not gone or store.get(artifact) is not None)
-    freed = store.remove(artifact) if doomed else 0
-    if isinstance(meant, NamedVersion):
+        # What a name means may have been removed before.
+        doomed = not kept_by and store.get(artifact) is not None
         # The same state in other codecs had no other name.
-        for other in meant.others:
-            if not left.get(other) and store.get(other) is not None:
-                freed += store.remove(other)
+        others = [each for each in meant.others if not left.get(each) and store.get(each) is not None]
+    else:
+        artifact, kept_by, remaining, others = meant, [], [], []
+        # A hash means what is held.
+        named = any(version.artifact == artifact for version in names.by_artifact().get(artifact, []))
+        doomed = not named or store.get(artifact) is not None
+    freed = sum(store.remove(each) for each in ([artifact] if doomed else []) + others)
+    gone = names.remove(meant.name, meant.version) if isinstance(meant, NamedVersion) else names.forget(artifact)
     return r.RemoveResult(artifact_text(artifact), gone, freed, doomed, kept_by, remaining)
 
 

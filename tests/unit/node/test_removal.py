@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.errors import NotInStoreError
+from kvnet.errors import NotInStoreError, StoreError
 from kvnet.format.hashes import artifact_text
 from kvnet.store.memory import MemoryStore
 from kvnet.store.names import NameBook, NamedVersion
 from kvnet_node.commands.artifacts import render_removed
 from kvnet_node.operations.artifacts import remove_meant
+from tests.unit.store.faults import FaultyFiles
 from tests.unit.store.samples import Sample, publish, sample
 
 OLD, NEW = sample(range(300)), sample(range(600))
@@ -93,3 +94,12 @@ def test_a_name_takes_the_same_state_in_other_codecs_with_it(store: MemoryStore,
     result = remove_meant(store, names, name(names, "both", OLD, NEW))
     assert store.artifacts() == []
     assert result.freed_bytes > OLD.manifest.total_size_bytes
+
+
+def test_a_removal_that_ends_half_way_is_finished_by_saying_it_again(store: MemoryStore, tmp_path: Path) -> None:
+    names = NameBook(tmp_path / "names", FaultyFiles("rename", 2))
+    version = name(names, "docs", OLD, NEW)
+    with pytest.raises(StoreError):
+        remove_meant(store, names, version)
+    assert remove_meant(store, names, names.resolve("docs")).names == ["docs@1"]
+    assert (names.names(), store.artifacts()) == ([], [])
