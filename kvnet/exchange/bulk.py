@@ -26,6 +26,7 @@ from kvnet.network.bulk.link import Link
 from kvnet.network.bulk.receiving import Receiver
 from kvnet.network.bulk.sending import Sender
 from kvnet.network.interface import Network
+from kvnet.network.places import hosts_of
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     BulkCipher,
@@ -397,9 +398,3 @@ class _BulkChannel:
             self._receiver.stop()
             with trio.CancelScope(shield=True):
                 await self._receiver.done.wait()
-
-
-def hosts_of(addresses: Sequence[str]) -> list[str]:
-    """The IP addresses in multiaddrs, each once, in their order."""
-    parts = [address.split("/") for address in addresses]
-    return list(dict.fromkeys(part[2] for part in parts if len(part) > 2 and part[1] in {"ip4", "ip6"}))

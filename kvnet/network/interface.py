@@ -127,6 +127,9 @@ class Network(Protocol):
     def addresses(self) -> list[str]:
         """Where we can be reached: multiaddr text ending in ``/p2p/<id>``; empty before `run` has started."""
 
+    def listening(self) -> list[str]:
+        """Where we take connections: multiaddr text, ``0.0.0.0`` and ``::`` as they are; empty before `run` has."""
+
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Be on the network until cancelled; `task_status.started` is called when `addresses` is true.
 

@@ -377,6 +377,10 @@ class MemoryNetwork:
         """One simulated address while the node runs."""
         return [self.address] if self._running else []
 
+    def listening(self) -> list[str]:
+        """The same: nothing simulated listens on several addresses."""
+        return self.addresses()
+
     @property
     def address(self) -> str:
         """Where the node is reached while it runs; known beforehand, for bootstrap lists."""

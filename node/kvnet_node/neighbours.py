@@ -55,7 +55,7 @@ class Surroundings:
         from kvnet.network.lan.discovery import LanDiscovery, LanEvents
 
         events = LanEvents(self._sighted, self._neighbours.gone, self.network_changed)
-        return LanDiscovery(self._node.peer_id, self._node.addresses, events, random=secrets.token_bytes)
+        return LanDiscovery(self._node.peer_id, self._node.network.listening, events, random=secrets.token_bytes)
 
     @property
     def discovery(self) -> str:

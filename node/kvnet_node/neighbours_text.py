@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from kvnet.network.places import host_of
 from kvnet.protocol.ids import short_peer_text
 
 if TYPE_CHECKING:
@@ -24,8 +25,3 @@ def neighbour_line(neighbour: "Neighbour") -> str:
         case "unreachable":
             return f"{who} does not answer; why: kvnet doctor --network --peer {neighbour.addresses[0]}"
     return ""
-
-
-def host_of(address: str) -> str:
-    """The host in a multiaddress."""
-    return address.split("/")[2]

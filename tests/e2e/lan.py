@@ -1,6 +1,7 @@
 """Machines on a local network: network namespaces joined by a bridge, made by a test and gone with it.
 
-Each has an address in 10.77.0.0/24 and multicast; nothing leaves the namespaces.
+Each has an address in 10.77.0.0/24, or with IPv6 alone in fd77::/64, a link-local one, and multicast; nothing leaves
+the namespaces.
 """
 
 import json
@@ -44,17 +45,23 @@ def require_namespaces() -> None:
 class Machine:
     """A network namespace with one cable to the bridge."""
 
-    def __init__(self, lan: "Lan", number: int) -> None:
+    def __init__(self, lan: "Lan", number: int, *, ipv4: bool = True) -> None:
         self.namespace = f"{lan.name}-{number}"
         self.address = f"10.77.0.{number}"
+        self.mac = f"02:00:00:00:77:{number:02x}"
         self._lan = lan
         ip("netns", "add", self.namespace)
         outer, inner = f"{lan.name[-6:]}o{number}", f"{lan.name[-6:]}i{number}"
         ip("-n", lan.name, "link", "add", outer, "type", "veth", "peer", "name", inner)
         ip("-n", lan.name, "link", "set", outer, "master", "lan0", "up")
         ip("-n", lan.name, "link", "set", inner, "netns", self.namespace, "name", "eth0")
+        ip("-n", self.namespace, "link", "set", "eth0", "address", self.mac)
         ip("-n", self.namespace, "link", "set", "lo", "up")
-        self.join(self.address)
+        if ipv4:
+            self.join(self.address)
+        else:
+            ip("-n", self.namespace, "address", "add", f"fd77::{number}/64", "dev", "eth0")
+            ip("-n", self.namespace, "link", "set", "eth0", "up")
 
     def join(self, address: str) -> None:
         """Have an address on the network."""
@@ -80,9 +87,9 @@ class Lan:
         self.name = name
         self.machines: list[Machine] = []
 
-    def machine(self) -> Machine:
-        """One machine more."""
-        made = Machine(self, len(self.machines) + 1)
+    def machine(self, *, ipv4: bool = True) -> Machine:
+        """One machine more, with or without IPv4."""
+        made = Machine(self, len(self.machines) + 1, ipv4=ipv4)
         self.machines.append(made)
         return made
 
@@ -109,13 +116,15 @@ wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 wire.bind(("lan0", 0))
 while True:
     frame = wire.recv(65535)
-    if frame[12:14] == b"\\x08\\x00" and frame[23] == 17:
-        packet = frame[14:]
+    packet, datagram = frame[14:], b""
+    if frame[12:14] == b"\\x08\\x00" and packet[9] == 17:
         datagram = packet[(packet[0] & 15) * 4 :]
-        if datagram[2:4] == (5353).to_bytes(2, "big"):
-            print(socket.inet_ntoa(packet[12:16]), datagram[8:].hex(), flush=True)
+    elif frame[12:14] == b"\\x86\\xdd" and packet[6] == 17:
+        datagram = packet[40:]
+    if datagram[2:4] == (5353).to_bytes(2, "big"):
+        print(frame[6:12].hex(":"), datagram[8:].hex(), flush=True)
 """
-"""A program that prints whatever multicast DNS crosses the bridge: the sender's address and the message."""
+"""A program that prints whatever multicast DNS crosses the bridge: the sender's hardware address and the message."""
 
 
 FLOOD = """

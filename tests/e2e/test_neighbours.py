@@ -12,13 +12,15 @@ import pytest
 import trio
 from zeroconf._protocol.incoming import DNSIncoming
 
+from kvnet.format.hashes import artifact_text
 from tests.e2e.conftest import Kvnet
 from tests.e2e.lan import CAPTURE, FLOOD, Lan, Machine, asked, lan
 from tests.e2e.prepared import prepare
-from tests.unit.store.samples import FRIEND
+from tests.unit.store.samples import FRIEND, sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
+SAMPLE = sample(range(600), key=FRIEND)
 N_INVENTED = 500
 FOUND_WITHIN_S = 40.0
 """Generous: what is tested is that it happens, on a machine that may be busy."""
@@ -50,7 +52,7 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
             listening = ("ip", "netns", "exec", network.name, sys.executable, "-c", CAPTURE)
             capture = subprocess.Popen(listening, stdout=file)
             try:
-                started = [node.start("--listen", "0.0.0.0:0")[0] for node in nodes]
+                started = [node.start("--listen", ":0")[0] for node in nodes]
                 yield Street(network, machines, nodes, [each["peer"] for each in started], started, captured)
             finally:
                 for node in nodes:
@@ -75,7 +77,7 @@ def states(peers: dict[str, Any]) -> dict[str, str]:
 
 async def test_members_on_one_network_have_a_session_and_strangers_are_only_listed(street: Street) -> None:
     a, b, c = street.peers
-    assert street.started[0]["discovery"] == "on eth0 (10.77.0.1)"
+    assert "on eth0 (10.77.0.1" in street.started[0]["discovery"]
     expected = [{b: "member", c: "stranger"}, {a: "member", c: "stranger"}, {a: "stranger", b: "stranger"}]
     for node, others in zip(street.nodes, expected, strict=True):
         peers = await until(node, lambda peers, others=others: states(peers) == others)  # type: ignore[misc]
@@ -88,7 +90,7 @@ async def test_members_on_one_network_have_a_session_and_strangers_are_only_list
 
 
 async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) -> None:
-    (address,) = street.started[1]["addresses"]
+    address = street.started[1]["addresses"][0]
     findings = street.nodes[0].json("doctor", "--network", "--peer", address)["findings"]
     assert [each for each in findings if each["state"] == "problem"] == []
     states = {(each["subject"], each["state"]) for each in findings}
@@ -98,7 +100,7 @@ async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) ->
 async def test_nothing_that_is_said_links_two_members(street: Street) -> None:
     for node in street.nodes:
         await until(node, lambda peers: len(peers["neighbours"]) >= 2)
-    said = [_said_by(street.captured, machine.address) for machine in street.machines]
+    said = [_said_by(street.captured, machine.mac) for machine in street.machines]
     assert all(len(each) >= 8 for each in said), "a machine was not heard at all"
     a, b, c = said
     assert a & b == {"_kvnet", "_tcp", "local", "v=1"}
@@ -121,12 +123,48 @@ async def test_several_nodes_on_one_machine_find_each_other_and_those_elsewhere(
     await until(street.nodes[1], lambda peers: started["peer"] not in states(peers))
 
 
+async def test_a_machine_without_ipv4_is_a_member_at_its_link_local_address(street: Street, tmp_path: Path) -> None:
+    newcomer = street.lan.machine(ipv4=False).wrap(Kvnet(tmp_path / "six"))
+    prepare(newcomer, tmp_path, SAMPLE, trusts=FRIEND)
+    try:
+        started, _ = newcomer.start("--listen", ":0")
+
+        def is_member(peers: dict[str, Any]) -> bool:
+            return any(
+                each["peer"] == started["peer"]
+                and each["state"] == "member"
+                and any(text.startswith("/ip6zone/eth0/ip6/fe80::") for text in each["addresses"])
+                for each in peers["neighbours"]
+            )
+
+        await until(street.nodes[0], is_member)
+        fetched = await trio.to_thread.run_sync(street.nodes[0].json, "fetch", artifact_text(SAMPLE.hash))
+        assert fetched["artifact"] == artifact_text(SAMPLE.hash)
+        await until(street.nodes[0], lambda peers: _chunks(peers, started["peer"]) == "bulk")
+        await until(newcomer, lambda peers: states(peers).get(street.peers[1]) == "member")
+        address = next(
+            text
+            for each in street.nodes[0].json("peers")["neighbours"]
+            for text in each["addresses"]
+            if text.startswith("/ip6zone/") and each["peer"] == started["peer"]
+        )
+        findings = street.nodes[0].json("doctor", "--network", "--peer", address)["findings"]
+        assert any(each["subject"] == "peer" and "%eth0 port" in each["text"] for each in findings)
+    finally:
+        newcomer.end()
+
+
+def _chunks(peers: dict[str, Any], peer: str) -> str:
+    return next((str(each["chunks"]) for each in peers["peers"] if each["peer"] == peer), "")
+
+
 async def test_a_crowd_of_invented_neighbours_keeps_no_member_out(street: Street, tmp_path: Path) -> None:
     flooding = ("ip", "netns", "exec", street.machines[2].namespace, sys.executable, "-c", FLOOD, str(N_INVENTED))
     await trio.run_process(flooding)
     crowded = await until(street.nodes[0], lambda peers: len(peers["neighbours"]) > 100)
     assert len(crowded["neighbours"]) <= 128
-    assert all("/ip4/10.77.0." in address for each in crowded["neighbours"] for address in each["addresses"])
+    addresses = [address for each in crowded["neighbours"] for address in each["addresses"]]
+    assert all(address.startswith(("/ip4/10.77.0.", "/ip6zone/eth0/ip6/fe80:")) for address in addresses)
     newcomer = street.machines[1].wrap(Kvnet(tmp_path / "newcomer"))
     prepare(newcomer, tmp_path, trusts=FRIEND)
     try:
@@ -157,13 +195,13 @@ async def test_a_member_that_comes_back_with_another_address_is_a_member_again(s
     await until(street.nodes[1], lambda peers: states(peers).get(a) == "member")
 
 
-def _said_by(captured: Path, address: str) -> set[str]:
+def _said_by(captured: Path, mac: str) -> set[str]:
     """Every name, label, value and number in the answers that one machine sent."""
     said: set[str] = set()
     for line in captured.read_text().splitlines():
         source, payload = line.split()
         incoming = DNSIncoming(bytes.fromhex(payload))
-        if source != address or not incoming.is_response():
+        if source != mac or not incoming.is_response():
             continue
         for record in incoming.answers():
             said.update(record.name.rstrip(".").split("."))

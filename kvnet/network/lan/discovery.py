@@ -22,6 +22,7 @@ from kvnet.network.lan.records import (
     LanInterface,
     Sighting,
     announce,
+    places,
     private_interfaces,
     read_heard,
 )
@@ -108,7 +109,8 @@ class LanDiscovery:
 
     Args:
         peer: this node.
-        addresses: where it listens, multiaddr texts; asked anew whenever mDNS begins.
+        listening: where it takes connections, multiaddr texts, ``0.0.0.0`` and ``::`` as they are; asked anew whenever
+            mDNS begins.
         events: who is told.
         random: fresh random bytes, for names.
         pace: how often.
@@ -118,7 +120,7 @@ class LanDiscovery:
     def __init__(
         self,
         peer: PeerId,
-        addresses: Callable[[], list[str]],
+        listening: Callable[[], list[str]],
         events: LanEvents,
         *,
         random: Callable[[int], bytes],
@@ -126,7 +128,7 @@ class LanDiscovery:
         system: LanSystem | None = None,
     ) -> None:
         self._peer = peer
-        self._addresses = addresses
+        self._listening = listening
         self._events = events
         self._random = random
         self._pace = pace or LanPace()
@@ -164,7 +166,7 @@ class LanDiscovery:
 
     async def _look(self, token: trio.lowlevel.TrioToken, clocks: ClockWatch) -> None:
         interfaces = self._interfaces_now()
-        moved = interfaces != self._interfaces
+        moved = places(interfaces) != places(self._interfaces)
         woke = clocks.jumped(*self._system.clocks())
         self._interfaces = interfaces
         if moved or woke:
@@ -197,7 +199,7 @@ class LanDiscovery:
     async def _begin(self, token: trio.lowlevel.TrioToken) -> None:
         """Start mDNS on the interfaces there are; nothing to do is no failure."""
         near = private_interfaces(self._interfaces)
-        self._announcement = announce(self._peer, self._addresses(), near, self._random(2 * NAME_SIZE_BYTES))
+        self._announcement = announce(self._peer, self._listening(), near, self._random(2 * NAME_SIZE_BYTES))
         if self._announcement is None:
             self.status = "off: this node listens on no address of a private network"
             return
@@ -210,10 +212,14 @@ class LanDiscovery:
             except trio.RunFinishedError:
                 return
 
-        addresses = [str(each.address.ip) for each in near]
+        speaking = [each for each in near if each.ip.version == 4 or each.ip.is_link_local]
+        addresses = [str(each.ip) for each in speaking]
         self._responder = self._system.respond(self._announcement, addresses, deliver, deliver)
         self._responder.start()
-        self.status = "on " + ", ".join(f"{each.name} ({each.address.ip})" for each in near)
+        self.status = "on " + ", ".join(
+            f"{name} ({', '.join(str(each.ip) for each in speaking if each.name == name)})"
+            for name in dict.fromkeys(each.name for each in speaking)
+        )
         await trio.lowlevel.checkpoint()
 
     async def _end(self) -> None:

@@ -1,6 +1,7 @@
 """This machine's network interfaces."""
 
 import ipaddress
+import socket
 
 import ifaddr
 
@@ -8,11 +9,24 @@ from kvnet.network.lan.records import LanInterface
 
 
 def list_interfaces() -> list[LanInterface]:
-    """Every IPv4 address of this machine with its network, in a stable order. One call to the system."""
-    found = [
-        LanInterface(adapter.name, ipaddress.IPv4Interface(f"{ip.ip}/{ip.network_prefix}"))
-        for adapter in ifaddr.get_adapters()
-        for ip in adapter.ips
-        if ip.is_IPv4
-    ]
-    return sorted(found, key=lambda each: (each.name, each.address))
+    """Every address of this machine with its network, in a stable order, IPv4 first. A few calls to the system."""
+    found = [_interface(adapter, ip) for adapter in ifaddr.get_adapters() for ip in adapter.ips]
+    return sorted(filter(_is_ready, found), key=lambda each: (each.ip.version, each.name, each.ip.packed))
+
+
+def _interface(adapter: ifaddr.Adapter, ip: ifaddr.IP) -> LanInterface:
+    # An IPv6 address comes with its flow and scope; of the scope the index of the interface says the same.
+    address = ip.ip if isinstance(ip.ip, str) else ip.ip[0].partition("%")[0]
+    return LanInterface(adapter.name, ipaddress.ip_interface(f"{address}/{ip.network_prefix}"), adapter.index or 0)
+
+
+def _is_ready(each: LanInterface) -> bool:
+    """Whether an address can be used: a link-local one is not until the system knows that nobody else has it."""
+    if not (each.ip.version == 6 and each.ip.is_link_local):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+            sock.bind((str(each.ip), 0, 0, each.index))
+    except OSError:
+        return False
+    return True

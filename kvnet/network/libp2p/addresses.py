@@ -9,6 +9,7 @@ from multiaddr.utils import get_network_addrs
 
 from kvnet.errors import UsageError
 from kvnet.network.libp2p.ports import WILDCARDS
+from kvnet.network.places import split_scoped
 from kvnet.protocol.ids import PeerId
 
 MAX_ADDRESS_CHARACTERS = 256
@@ -20,21 +21,25 @@ _HOST_PROTOCOLS = ("ip4", "ip6", "dns", "dns4", "dns6")
 def parse_peer_address(address: str) -> tuple[Multiaddr, PeerId]:
     """The dialable part and the peer id of an address like ``/ip4/192.0.2.1/tcp/5864/p2p/12D3KooW…``.
 
+    A link-local one has an interface of this machine in front: ``/ip6zone/en0/ip6/fe80::1/tcp/5864/p2p/12D3KooW…``.
+
     Raises:
         UsageError: it is not host, TCP port and peer id, in this order.
     """
     hint = "Copy it from the other node's `kvnet node status`."
     if len(address) > MAX_ADDRESS_CHARACTERS:
         raise UsageError(f"expected an address of at most {MAX_ADDRESS_CHARACTERS} characters", hint=hint)
+    zone, rest = split_scoped(address) or ("", address)
     try:
-        whole = Multiaddr(address)
+        whole = Multiaddr(rest)
         names = [protocol.name for protocol in whole.protocols()]
         peer = ID.from_base58(whole.value_for_protocol("p2p") or "")
     except Exception as error:  # the parser's exceptions have no common base
         raise UsageError(f"expected an address like /ip4/…/tcp/…/p2p/…, found {address!r}", hint=hint) from error
     if len(names) != 3 or names[0] not in _HOST_PROTOCOLS or names[1:] != ["tcp", "p2p"]:
         raise UsageError(f"expected an address like /ip4/…/tcp/…/p2p/…, found {address!r}", hint=hint)
-    return whole.decapsulate(Multiaddr(f"/p2p/{peer}")), PeerId(peer.to_bytes())
+    target = whole.decapsulate(Multiaddr(f"/p2p/{peer}"))
+    return Multiaddr(f"/ip6zone/{zone}{target}") if zone else target, PeerId(peer.to_bytes())
 
 
 def advertised_addresses(listening: Sequence[Multiaddr]) -> list[Multiaddr]:

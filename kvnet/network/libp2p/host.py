@@ -38,6 +38,7 @@ from kvnet.network.libp2p.quiet import quieten
 from kvnet.network.libp2p.streams import LibP2PStream
 from kvnet.network.libp2p.translate import FOREIGN, translate_dial, translate_open
 from kvnet.network.libp2p.transport import BoundTcp
+from kvnet.network.places import split_scoped
 from kvnet.network.serving import serve_stream
 from kvnet.protocol.ids import PeerId
 
@@ -93,6 +94,8 @@ class LibP2PNetwork:
         self._rebootstrap_interval_s = rebootstrap_interval_s
         self._handlers: dict[StreamKind, StreamHandler] = {}
         self._failures = FailureMemory()
+        # Kept out of the peerstore, whose addresses are told to others: an interface's name is this machine's own.
+        self._link_local: dict[PeerId, str] = {}
         self._inbound: Counter[PeerId] = Counter()
         self._nursery: trio.Nursery | None = None
         self._host: BasicHost | None = None
@@ -108,6 +111,10 @@ class LibP2PNetwork:
     def addresses(self) -> list[str]:
         """Where we can be reached, wildcards replaced by this machine's addresses; empty before `run` has started."""
         return [] if self._host is None else [str(address) for address in self._host.get_addrs()]
+
+    def listening(self) -> list[str]:
+        """See `Network.listening`."""
+        return [] if self._host is None else [str(address) for address in self._host.get_transport_addrs()]
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """See `Network.run`."""
@@ -187,7 +194,7 @@ class LibP2PNetwork:
             except UsageError as error:
                 self._failures.note_failure(address, trio.current_time())
                 raise PeerUnreachableError(str(error)) from error
-            if peer != hint.peer:
+            if peer != hint.peer or split_scoped(address):
                 raise PeerUnreachableError(f"expected an address of the peer, {address} is somebody else's")
             await self._dial(target, peer, address, timeout_s)
             return peer
@@ -210,7 +217,12 @@ class LibP2PNetwork:
             raise translate_dial(error, address) from error
         self._failures.note_success(address)
         _swarm(host).unblock_peer(ID(peer))
-        host.get_peerstore().add_addrs(ID(peer), [target], ADDRESS_TTL_S)
+        if split_scoped(address):
+            self._link_local[peer] = address
+            while len(self._link_local) > MAX_CONNECTIONS:
+                del self._link_local[next(iter(self._link_local))]
+        else:
+            host.get_peerstore().add_addrs(ID(peer), [target], ADDRESS_TTL_S)
 
     async def _enter_dht(self, peer: PeerId) -> None:
         if self._providers is not None:
@@ -253,12 +265,13 @@ class LibP2PNetwork:
 
     def known_addresses(self, peer: PeerId) -> list[str]:
         """The addresses remembered for a peer, ending in ``/p2p/<id>``."""
+        suffix = f"/p2p/{ID(peer)}"
+        near = [self._link_local[peer]] if peer in self._link_local else []
         try:
             stored = self._running().get_peerstore().addrs(ID(peer))
         except FOREIGN:
-            return []
-        suffix = f"/p2p/{ID(peer)}"
-        return list(dict.fromkeys(f"{str(a).removesuffix(suffix)}{suffix}" for a in stored))
+            return near
+        return list(dict.fromkeys([*(f"{str(a).removesuffix(suffix)}{suffix}" for a in stored), *near]))
 
     # --- streams -----------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import trio
+from libp2p.abc import IRawConnection
 from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
 from kvnet.network.libp2p.ports import BoundSocket
+from kvnet.network.places import host_of, port_of, split_scoped
 
 _logger = logging.getLogger(__name__)
 
@@ -26,6 +30,17 @@ class BoundTcp(TCP):
         super().__init__()
         self._bound = bound
         self._nursery = nursery
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        """Dial as py-libp2p does, which leaves out the interface that a link-local address needs."""
+        text = str(maddr)
+        if split_scoped(text) is None:
+            return await super().dial(maddr)
+        try:
+            stream = await trio.open_tcp_stream(host_of(text), int(port_of(text)))
+        except OSError as error:
+            raise OpenConnectionError(f"expected an answer at {text}, found: {error}") from error
+        return RawConnection(_TcpStream(stream), True)
 
     def create_listener(self, handler_function: Any) -> "BoundListener":
         """A listener that hands accepted connections to `handler_function`."""
@@ -85,4 +100,4 @@ class _TcpStream(TrioTCPStream):
             host, port, *_ = self.stream.socket.getpeername()
         except OSError:
             return None
-        return str(host), int(port)
+        return str(host).partition("%")[0], int(port)

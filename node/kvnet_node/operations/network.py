@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import sys
+from collections.abc import Sequence
 
 import trio
 
@@ -10,6 +11,7 @@ from kvnet.errors import KvnetError, PeerRefusedError, PeerUnreachableError, Uns
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.session import PeerSession
 from kvnet.network.interface import StreamKind
+from kvnet.network.places import host_of, port_of
 from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckRequest, NetworkCheckResult, PeerClock, Reach
@@ -17,8 +19,8 @@ from kvnet_node.system_network import firewall_state, gateway_answers
 
 TCP_LIMIT_S = 4.0
 CONNECT_LIMIT_S = 8.0
-MAX_OWN = 8
-"""Own addresses that are tried."""
+MAX_TRIED = 8
+"""Addresses of one node that are tried."""
 
 _OUTCOME_OF = {
     errno.ECONNREFUSED: "refused",
@@ -60,27 +62,39 @@ async def check(context: OperationContext, request: NetworkCheckRequest) -> Netw
 
 async def _own(addresses: list[str]) -> list[Reach]:
     """This node's addresses beyond loopback, dialled from this machine."""
-    wanted = [text for text in addresses if not ipaddress.ip_address(text.split("/")[2]).is_loopback][:MAX_OWN]
+    return await try_each([text for text in addresses if not ipaddress.ip_address(host_of(text)).is_loopback])
+
+
+async def try_each(addresses: Sequence[str]) -> list[Reach]:
+    """Open TCP connections to multiaddresses, `MAX_TRIED` of them, side by side."""
     found: dict[str, Reach] = {}
 
     async def dial(address: str) -> None:
         found[address] = await try_tcp(address)
 
+    wanted = addresses[:MAX_TRIED]
     async with trio.open_nursery() as nursery:
         for address in wanted:
             nursery.start_soon(dial, address)
     return [found[address] for address in wanted]
 
 
+def is_online() -> bool:
+    """Whether this machine has an address that others could know."""
+    from kvnet.network.lan.interfaces import list_interfaces
+
+    return any(not each.ip.is_loopback and not each.ip.is_link_local for each in list_interfaces())
+
+
 async def try_tcp(address: str) -> Reach:
     """Open a TCP connection to a multiaddress and close it."""
     began_s = trio.current_time()
-    _, family, host, _, port, *_ = address.split("/")
+    host, port = host_of(address), port_of(address)
     outcome, detail = "timeout", f"no answer within {TCP_LIMIT_S:g} s"
     with trio.move_on_after(TCP_LIMIT_S):
         try:
             (kind, _, _, _, where), *_ = await trio.socket.getaddrinfo(
-                host, int(port), family=trio.socket.AF_INET6 if family == "ip6" else 0, type=trio.socket.SOCK_STREAM
+                host, int(port), family=trio.socket.AF_INET6 if ":" in host else 0, type=trio.socket.SOCK_STREAM
             )
         except OSError as error:
             return Reach(address, "no_name", error.strerror or str(error))
@@ -98,10 +112,10 @@ def _is_near(host: str) -> bool:
     from kvnet.network.lan.interfaces import list_interfaces
 
     try:
-        address = ipaddress.ip_address(host)
+        bare = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    return any(address in each.address.network for each in list_interfaces())
+    return any(bare in each.address.network for each in list_interfaces())
 
 
 async def _ask(node: ExchangeNode, address: str) -> Reach:

@@ -1,11 +1,10 @@
-"""What a failed dial says, and where peers are dialled."""
+"""What a failed dial says."""
 
 import errno
 import os
 
 import pytest
 
-from kvnet.exchange.bulk import hosts_of
 from kvnet.network.bulk.endpoint import dial_failure
 
 
@@ -31,8 +30,3 @@ def test_unreachable_neighbour_on_macos_points_to_local_network_privacy() -> Non
 def test_other_failures_say_what_the_system_said(host: str, number: int, platform: str) -> None:
     error = dial_failure([host], 5865, [failure(number)], platform=platform)
     assert error.message == f"expected an answer at {host} port 5865, found: {os.strerror(number)}"
-
-
-def test_hosts_are_the_ip_addresses_of_multiaddrs_each_once() -> None:
-    texts = ["/ip4/10.0.0.1/tcp/1/p2p/x", "/ip6/fd00::1/tcp/1/p2p/x", "/ip4/10.0.0.1/tcp/2/p2p/x", "/dns4/a/tcp/1", ""]
-    assert hosts_of(texts) == ["10.0.0.1", "fd00::1"]
