@@ -214,3 +214,25 @@ def test_a_version_may_mean_the_same_state_in_several_codecs(book: NameBook, tmp
     assert (first.artifact, first.others) == (artifact(1), (artifact(2),))
     assert again.names_of(artifact(2)) == again.names_of(artifact(1)) == ["docs@1"]
     assert again.by_artifact() == {artifact(1): [first], artifact(2): [first]}
+
+
+def test_what_a_killed_process_left_of_names_is_finished(book: NameBook, tmp_path: Path) -> None:
+    for number in (1, 2):
+        add(book, "docs", number)
+    add(book, "gone", 3)
+    folder, gone = tmp_path / "names" / "docs", tmp_path / "names" / "gone"
+    (folder / "1.json").rename(folder / "1.gone")
+    (gone / "1.json").rename(gone / "1.gone")
+    (folder / ".3.tmp").write_bytes(b"half a text")
+    (tmp_path / "names" / "empty").mkdir()
+    (folder / "notes").write_bytes(b"a person's")
+    book.tidy()
+    assert sorted(path.name for path in folder.iterdir()) == ["1.gone", "2.json", "notes"]
+    assert (folder / "1.gone").read_bytes() == b""
+    assert [path.name for path in (tmp_path / "names").iterdir()] == ["docs"]
+    assert (book.names(), add(book, "docs", 4).version) == (["docs"], 3)
+
+
+def test_there_is_nothing_to_tidy_where_nothing_was_named(book: NameBook) -> None:
+    book.tidy()
+    assert book.names() == []
