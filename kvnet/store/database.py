@@ -82,6 +82,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._log = path.with_name(path.name + "-wal")
         self._db = self._connect()
 
     def _connect(self) -> sqlite3.Connection:
@@ -108,6 +109,8 @@ class Database:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
+            # A checkpoint waits for the medium. It is the store that says when, so that it befalls nobody unasked.
+            db.execute("PRAGMA wal_autocheckpoint = 0")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
@@ -147,6 +150,13 @@ class Database:
         """Move what was committed into the database file, and empty the log beside it."""
         with self._translated():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def log_bytes(self) -> int:
+        """How long the log beside the database file is."""
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
 
     def files(self) -> list[Path]:
         """The database and its side files."""

@@ -1,15 +1,13 @@
 """The store on disk: packs in folders, an index beside them, one lock over both."""
 
 import logging
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreAwayError, StoreError, StoreFullError
+from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreAwayError, StoreError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -21,10 +19,9 @@ from kvnet.format.hashes import (
     blake3_hash,
     short_text,
 )
-from kvnet.store.database import IndexUnreadableError
-from kvnet.store.eviction import FRESH_S
+from kvnet.store.collecting import Collector
 from kvnet.store.failures import storage_errors
-from kvnet.store.index import ArtifactRow, Index, PlacedChunk
+from kvnet.store.index import ArtifactRow, PlacedChunk
 from kvnet.store.interface import (
     ArtifactRecord,
     ChunkLocation,
@@ -37,8 +34,10 @@ from kvnet.store.interface import (
     StoreUsage,
     Verified,
 )
+from kvnet.store.opening import Parts
 from kvnet.store.osfile import OsFiles
 from kvnet.store.packs import StorePaths
+from kvnet.store.placing import Placing
 from kvnet.store.presence import Gate, Presence
 from kvnet.store.reading import (
     checked_keys,
@@ -52,9 +51,7 @@ from kvnet.store.reading import (
     verify_artifact,
 )
 from kvnet.store.records import RecordCache
-from kvnet.store.recovery import reconcile, remove_temporary_files
 from kvnet.store.resuming import ResumablePackWriter
-from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK, Compaction, Space
 from kvnet.store.writer import DiskPackWriter, PackDraft
 
 _log = logging.getLogger(__name__)
@@ -62,54 +59,21 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def _reconciled(files: OsFiles, paths: StorePaths, index: Index) -> tuple[Problem, ...]:
-    """Make the index say what the files say; one that contradicts itself is thrown away first."""
-    try:
-        return reconcile(files, paths, index)
-    except IndexUnreadableError as error:
-        _log.warning("store: the index is made anew: %s", error)
-        index.start_anew()
-        return reconcile(files, paths, index)
-
-
-def _recovered(
-    files: OsFiles, paths: StorePaths, *, quota_bytes: int, min_free_bytes: int
-) -> tuple[Index, tuple[Problem, ...], Space]:
-    """A store's folders, its index in agreement with its files, and its room."""
-    with storage_errors(f"opening the store in {paths.root}"):
-        for folder in paths.folders():
-            files.make_directory(folder)
-        remove_temporary_files(files, paths)
-    index = Index.open(paths.index)
-    try:
-        with storage_errors(f"opening the store in {paths.root}"):
-            problems = _reconciled(files, paths, index)
-            space = Space(files, paths, index, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
-    except BaseException:
-        index.close()
-        raise
-    return index, problems, space
-
-
 class DiskStore(Store):
     """Artifacts in one directory; made by :meth:`open`. The caller holds the lock of the data directory."""
 
-    def __init__(self, paths: StorePaths, files: OsFiles, index: Index, space: Space, now: Callable[[], float]) -> None:
-        self._paths = paths
-        self._files = files
-        self._index = index
-        self._space = space
+    def __init__(self, parts: Parts, now: Callable[[], float], keys_of: KeysOf | None) -> None:
+        self._parts = parts
+        self._files = parts.files
+        self._paths = parts.paths
         self._now = now
-        self._presence = Presence(files, paths)
+        self._keys_of = keys_of
+        self._presence = Presence(parts.files, parts.paths)
         self._lock = Gate(self._presence)
-        # Taken before the lock above, never while holding it.
-        self._compacting = threading.RLock()
+        self._collector = Collector(self._lock, parts, now)
+        self._placing = Placing(parts, now)
         self._records = RecordCache()
-        self._resuming: set[Path] = set()
         self._closed = False
-        self._keys_of: KeysOf | None = None
-        self.problems: tuple[Problem, ...] = ()
-        """What opening or rebuilding did not take in, and why."""
 
     @classmethod
     def open(
@@ -135,32 +99,32 @@ class DiskStore(Store):
         Raises:
             StoreError: the disk failed.
         """
-        files = files or OsFiles()
-        paths = StorePaths(directory)
-        index, problems, space = _recovered(files, paths, quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
+        parts = Parts(files or OsFiles(), StorePaths(directory), quota_bytes=quota_bytes, min_free_bytes=min_free_bytes)
         try:
             with storage_errors(f"opening the store in {directory}"):
-                store = cls(paths, files, index, space, now)
-            store.problems = problems
-            store._keys_of = keys_of
+                store = cls(parts, now, keys_of)
             store._settle(keys_of)
         except BaseException:
-            index.close()
+            parts.close()
             raise
         return store
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What opening or rebuilding did not take in, and why."""
+        return self._parts.problems
+
     def _settle(self, keys_of: KeysOf | None) -> None:
         """After the index agrees with the files: what was removed goes, what is missing is computed, quota is kept."""
-        self._space.collect()
-        self._space.expire_partial(self._now())
-        for marker in self._paths.removed.iterdir():
-            # Nothing is left that could bring it back.
-            if not any(artifact_text(pack.artifact) == marker.name for pack in self._index.packs()):
-                self._files.unlink(marker)
+        removing = self._collector.removing
+        removing.collect()
+        removing.remove_partials(self._parts.partials.take_expired(self._now()))
+        self._parts.partials.sweep()
+        removing.drop_needless_markers()
         if keys_of is not None:
             self.index_prefixes(keys_of)
         try:
-            self._with_room(0, lambda: None)
+            self._collector.with_room(0, lambda: None)
         except StoreError as error:
             _log.warning("store: %s", error)
 
@@ -171,10 +135,9 @@ class DiskStore(Store):
     def _close(self) -> None:
         if self._closed:
             return
-        for writer in list(self._space.leases):
+        for writer in list(self._parts.space.leases):
             writer.abort()
-        with suppress(sqlite3.Error):
-            self._index.close()
+        self._parts.close()
         self._closed = True
 
     # --- a drive that comes and goes ----------------------------------------------------------------------------------
@@ -193,17 +156,11 @@ class DiskStore(Store):
         # An empty folder, such as the one under a mount point, is not the store come back.
         if self._closed or self._presence.look() or not self._paths.packs.is_dir() or self._presence.probe():
             return
-        with suppress(sqlite3.Error):
-            self._index.close()
-        old = self._space
         try:
-            self._index, self.problems, self._space = _recovered(
-                self._files, self._paths, quota_bytes=old.quota_bytes, min_free_bytes=old.min_free_bytes
-            )
+            self._parts.open_again()
         except (KvnetError, OSError) as error:
             _log.info("store: not usable yet: %s", error)
             return
-        self._space.evicted = old.evicted
         self._records.clear()
         self._presence.back()
         if self._keys_of is not None:
@@ -214,18 +171,18 @@ class DiskStore(Store):
     def artifacts(self) -> list[ArtifactRecord]:
         """See the interface."""
         with self._lock:
-            return [self._records.record(row) for row in self._index.artifacts()]
+            return [self._records.record(row) for row in self._parts.index.artifacts()]
 
     def get(self, artifact: ArtifactHash) -> ArtifactRecord | None:
         """See the interface."""
         with self._lock:
-            row = self._index.artifact(artifact)
+            row = self._parts.index.artifact(artifact)
             return None if row is None else self._records.record(row)
 
     def resolve(self, text: str) -> ArtifactHash:
         """See the interface."""
         with self._lock:
-            return resolve_text(text, self._index.hashes())
+            return resolve_text(text, self._parts.index.hashes())
 
     def tokens_of(self, artifact: ArtifactHash) -> list[int]:
         """See the interface."""
@@ -244,30 +201,37 @@ class DiskStore(Store):
     def has_chunk(self, chunk: ChunkHash) -> bool:
         """See the interface."""
         with suppress(StoreAwayError), self._lock:
-            return self._index.has_chunk(chunk)
+            return self._parts.index.has_chunk(chunk)
         return False
 
     def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
         """See the interface."""
-        places: list[tuple[int, str, PlacedChunk]] = []
+        return self.locate_all([chunk])[0]
+
+    def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
+        """See the interface."""
+        places: dict[ChunkHash, tuple[str, PlacedChunk]] = {}
         with suppress(StoreAwayError), self._lock:
-            places = self._index.places_of(chunk)
-        if not places:
-            return None
-        _, name, place = places[0]
-        return ChunkLocation(self._paths.pack(name), place.offset, place.length_bytes, chunk)
+            places = self._parts.index.first_places(chunks)
+        paths = {name: self._paths.pack(name) for name in {name for name, _ in places.values()}}
+        return [
+            ChunkLocation(paths[found[0]], found[1].offset, found[1].length_bytes, chunk)
+            if (found := places.get(chunk))
+            else None
+            for chunk in chunks
+        ]
 
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """See the interface. A damaged copy is dropped, and another is tried when there is one."""
         with self._lock:
             damaged = False
-            for pack, name, place in self._index.places_of(chunk):
+            for pack, name, place in self._parts.index.places_of(chunk):
                 data = self._read(name, place)
                 if data is not None and blake3_hash(data) == chunk:
                     return data
                 damaged |= data is not None
-                with self._index.transaction():
-                    self._index.drop_chunk(chunk, pack)
+                with self._parts.index.transaction():
+                    self._parts.index.drop_chunk(chunk, pack)
                 reason = "has gone with its pack" if data is None else "does not match its hash"
                 _log.warning("store: a chunk in %s %s; dropped", name, reason)
         if not damaged:
@@ -300,29 +264,29 @@ class DiskStore(Store):
     ) -> list[tuple[ArtifactHash, int]]:
         """See the interface."""
         with self._lock:
-            return self._index.find_prefix(namespace, keys_deepest_first)
+            return self._parts.index.find_prefix(namespace, keys_deepest_first)
 
     def prefix_rows(self, namespace: NamespaceId) -> list[tuple[PrefixKey, ArtifactHash, int]]:
         """See the interface."""
         with self._lock:
-            return self._index.prefix_rows(namespace)
+            return self._parts.index.prefix_rows(namespace)
 
     def artifacts_of(self, fingerprint: FingerprintHash, namespace: NamespaceId) -> list[ArtifactHash]:
         """See the interface."""
         with self._lock:
-            return self._index.artifacts_of(fingerprint, namespace)
+            return self._parts.index.artifacts_of(fingerprint, namespace)
 
     def count(self, namespace: NamespaceId) -> int:
         """See the interface."""
         with self._lock:
-            return self._index.count(namespace)
+            return self._parts.index.count(namespace)
 
     def index_prefixes(self, keys_of: KeysOf) -> int:
         """See the interface."""
         done = 0
         with self._lock:
-            for artifact in self._index.without_prefixes():
-                row = self._index.artifact(artifact)
+            for artifact in self._parts.index.without_prefixes():
+                row = self._parts.index.artifact(artifact)
                 if row is None:
                     continue
                 try:
@@ -332,8 +296,8 @@ class DiskStore(Store):
                     _log.warning("store: no prefix leads to %s: %s", short_text(artifact), error)
                     continue
                 if keys:
-                    with self._index.transaction():
-                        self._index.add_prefixes(row.id, record.manifest.namespace, keys)
+                    with self._parts.index.transaction():
+                        self._parts.index.add_prefixes(row.id, record.manifest.namespace, keys)
                     done += 1
         return done
 
@@ -343,75 +307,16 @@ class DiskStore(Store):
         """See the interface."""
 
         def begin() -> DiskPackWriter:
-            writer = DiskPackWriter(self, self._files, self._space.temporary_path(), n_chunks, expected_bytes)
-            self._space.leases[writer] = set()
+            writer = DiskPackWriter(self, self._files, self._parts.space.temporary_path(), n_chunks, expected_bytes)
+            self._parts.space.leases[writer] = set()
             return writer
 
         return self._with_room(expected_bytes, begin)
 
-    def _with_room(self, need_bytes: int, then: Callable[[], T]) -> T:
-        """Make room, and do what needs it before anybody else can take it.
-
-        Only when nothing else helps are packs written anew for it, and not under the lock: others go on meanwhile.
-        """
-        while True:
-            with self._lock:
-                self._require_open()
-                try:
-                    self._space.make_room(need_bytes)
-                except StoreFullError as error:
-                    full = error
-                else:
-                    return then()
-            if not self._compact():
-                raise full
-
-    def _compact(self) -> int:
-        """Write packs anew that are used in part, none of it under the lock but the exchange; returns how many."""
-        done = 0
-        with self._compacting:
-            with self._lock:
-                self._space.begin_round()
-            while True:
-                with self._lock:
-                    self._require_open()
-                    compaction = self._space.next_compaction()
-                if compaction is None:
-                    return done
-                placed = False
-                try:
-                    placed = self._exchange(compaction)
-                except (KvnetError, OSError) as error:
-                    with self._lock:
-                        gone = not self._space.still_wanted(compaction)
-                    if not gone:
-                        _log.warning("store: a pack stays as large as it is: %s", error)
-                finally:
-                    with self._lock:
-                        self._space.end_compaction(compaction, failed=not placed)
-                done += placed
-
-    def _exchange(self, compaction: Compaction) -> bool:
-        """Write one pack anew and use it; whether that was of use. Whatever waits for the medium is done unlocked."""
-        kept = self._space.copy(compaction)
-        old = self._paths.pack(compaction.pack.name)
-        with self._lock:
-            self._require_open()
-            new = self._space.name_copy(compaction)
-        used = False
-        try:
-            self._files.sync_directory(new.parent)
-            with self._lock:
-                self._require_open()
-                used = self._space.use_copy(compaction, new, kept)
-        finally:
-            self._files.unlink(old if used else new)
-        return used
-
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""
         with self._lock:
-            return self._paths.partial_pack(artifact) in self._space.partial
+            return self._paths.partial_pack(artifact) in self._parts.partials
 
     def resume_pack(
         self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
@@ -420,21 +325,12 @@ class DiskStore(Store):
         path = self._paths.partial_pack(artifact)
         with self._lock:
             self._require_open()
-            taken = path in self._resuming
-            if not taken:
-                self._resuming.add(path)
-                self._space.partial.pop(path, None)
-        if taken:
+            mine = self._parts.partials.take(path)
+        if not mine:
             return self.begin_pack(len(entries), expected_bytes=expected_bytes)
-        try:
-            writer = ResumablePackWriter(self, self._files, path, artifact, entries)
-        except BaseException:
-            with self._lock:
-                self._resuming.discard(path)
-                self.suspended(path)
-            raise
+        writer = ResumablePackWriter(self, self._files, path, artifact, entries)
         with self._lock:
-            self._space.leases[writer] = set()
+            self._parts.space.leases[writer] = set()
         left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))
         try:
             self._with_room(left_bytes, lambda: writer.reserve(left_bytes))
@@ -443,16 +339,12 @@ class DiskStore(Store):
             raise
         return writer
 
-    def suspended(self, path: Path) -> None:
-        """A partial pack stays where it is, to be gone on with."""
-        self._lock.while_away(lambda: self._space.count_partial(path))
-
     def lease(self, writer: DiskPackWriter, chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
-            if not self._index.has_chunk(chunk):
+            if not self._parts.index.has_chunk(chunk):
                 return False
-            leased = self._space.leases.get(writer)
+            leased = self._parts.space.leases.get(writer)
             if leased is None:
                 raise StoreError("the pack was being written before the store was away", hint="Start again.")
             leased.add(chunk)
@@ -460,12 +352,14 @@ class DiskStore(Store):
 
     def forget(self, writer: DiskPackWriter) -> None:
         """The writer has ended: end its leases."""
+        self._lock.while_away(lambda: self._forget(writer))
 
-        def forget() -> None:
-            self._space.leases.pop(writer, None)
-            self._resuming.discard(writer.path)
+    def _forget(self, writer: DiskPackWriter) -> None:
+        self._parts.space.leases.pop(writer, None)
 
-        self._lock.while_away(forget)
+    def suspended(self, path: Path) -> None:
+        """A partial pack is not being filled any more; what is left of it may be gone on with."""
+        self._lock.while_away(lambda: self._parts.partials.give_back(path))
 
     def make_room(self, need_bytes: int) -> None:
         """Evict until so many more bytes fit.
@@ -475,107 +369,42 @@ class DiskStore(Store):
         """
         self._with_room(need_bytes, lambda: None)
 
+    def _with_room(self, need_bytes: int, then: Callable[[], T]) -> T:
+        def checked() -> T:
+            self._require_open()
+            return then()
+
+        with self._lock:
+            self._require_open()
+        return self._collector.with_room(need_bytes, checked)
+
     def place(self, writer: DiskPackWriter, draft: PackDraft) -> ArtifactRecord:
-        """Give a finished pack its place: rename, then the index. A failure leaves nothing of it."""
+        """Give a finished pack its place. A failure leaves nothing of it."""
         artifact = draft.signed.artifact_hash
         with self._lock:
             self._require_open()
-            self._check_missing(draft)
-            row = self._index.artifact(artifact)
-            if row is None or any(not self._index.has_chunk(chunk.hash) for chunk in draft.chunks):
-                self._space.make_room(INDEX_BASE_BYTES + INDEX_BYTES_PER_CHUNK * len(draft.entries))
-                row = self._index.artifact(artifact)
-                self._place_file(writer.path, draft, row)
-            elif draft.pinned and not row.pinned:
-                self.pin(artifact)
-            if row is not None:
-                self._note_again(row, draft)
+            self._placing.check_missing(draft)
+            needless = self._placing.brings_nothing_new(draft)
+
+        def place() -> ArtifactRecord:
+            self._collector.removing.wait_until_settled(artifact)
+            self._placing.check_missing(draft)
+            if self._placing.brings_nothing_new(draft):
+                if draft.pinned:
+                    self.pin(artifact)
+                self._placing.note_again(draft)
+            else:
+                self._placing.place(writer.path, draft)
             return require(self, artifact)
 
-    def _check_missing(self, draft: PackDraft) -> None:
-        own = {chunk.hash for chunk in draft.chunks}
-        missing = [
-            entry
-            for entry in draft.entries
-            if not entry.absent and entry.hash not in own and not self._index.has_chunk(entry.hash)
-        ]
-        if missing and not draft.allow_partial:
-            raise NotInStoreError(
-                f"{len(missing)} of {len(draft.entries)} chunks of {short_text(draft.signed.artifact_hash)} "
-                "are not held here"
-            )
-
-    def _place_file(self, path: Path, draft: PackDraft, row: ArtifactRow | None) -> None:
-        artifact = draft.signed.artifact_hash
-        target = self._paths.pack(self._space.free_name(artifact))
-        marker = self._paths.pins / artifact_text(artifact)
-        new_pin = draft.pinned and (row is None or not row.pinned)
-        try:
-            with storage_errors("publishing a pack"):
-                if new_pin:
-                    self._files.write_whole(marker, b"", self._space.temporary_path())
-                self._files.make_directory(target.parent)
-                self._files.sync_directory(self._paths.packs)
-                self._files.rename(path, target)
-                self._files.sync_directory(target.parent)
-                # It may have been removed before, with a pack left for others.
-                self._files.unlink(self._paths.removed / artifact_text(artifact))
-                self._files.sync_directory(self._paths.removed)
-            self._list(draft, target, row)
-        except BaseException:
-            self._take_back(target, marker if new_pin else None)
-            raise
-
-    def _list(self, draft: PackDraft, target: Path, row: ArtifactRow | None) -> None:
-        """The index, after the files."""
-        signed = draft.signed
-        with storage_errors("publishing a pack"):
-            found = target.lstat()
-        name = str(target.relative_to(self._paths.packs))
-        with self._index.transaction():
-            pack = self._index.add_pack(name, signed.artifact_hash, found.st_size, found.st_mtime_ns, draft.chunks)
-            if row is None:
-                number = self._index.add_artifact(
-                    signed.artifact_hash,
-                    signed.envelope,
-                    signed.manifest,
-                    draft.entries,
-                    draft.pages,
-                    pinned=draft.pinned,
-                    created_s=self._now(),
-                )
-                self._index.add_prefixes(number, signed.manifest.namespace, draft.keys)
-            elif draft.pinned:
-                self._index.set_pinned(signed.artifact_hash, pinned=True)
-            self._index.refresh(self._index.users_of_pack(pack))
-            if row is None:
-                self._index.refresh([number])
-
-    def _take_back(self, target: Path, marker: Path | None) -> None:
-        """Undo a placement that failed. What cannot be undone now is settled when the store opens again."""
-        for path in (target, marker):
-            if path is None:
-                continue
-            try:
-                self._files.unlink(path)
-                self._files.sync_directory(path.parent)
-            except FileNotFoundError:
-                continue  # not even its folder was made
-            except OSError as error:
-                _log.warning("store: %s of a failed publish stays for now: %s", path.name, error.strerror)
-
-    def _note_again(self, row: ArtifactRow, draft: PackDraft) -> None:
-        """An artifact that was here already came again."""
-        with self._index.transaction():
-            self._index.add_prefixes(row.id, draft.signed.manifest.namespace, draft.keys)
-            self._index.touch(row.hash, self._now())
+        return self._with_room(0 if needless else self._placing.index_bytes(draft), place)
 
     # --- keeping and letting go ---------------------------------------------------------------------------------------
 
     def touch(self, artifact: ArtifactHash) -> None:
         """See the interface."""
         with self._lock:
-            self._index.touch(artifact, self._now())
+            self._parts.index.touch(artifact, self._now())
 
     def pin(self, artifact: ArtifactHash) -> None:
         """See the interface."""
@@ -583,8 +412,8 @@ class DiskStore(Store):
             self._require_row(artifact)
             with storage_errors("pinning"):
                 marker = self._paths.pins / artifact_text(artifact)
-                self._files.write_whole(marker, b"", self._space.temporary_path())
-            self._index.set_pinned(artifact, pinned=True)
+                self._files.write_whole(marker, b"", self._parts.space.temporary_path())
+            self._parts.index.set_pinned(artifact, pinned=True)
 
     def unpin(self, artifact: ArtifactHash) -> None:
         """See the interface."""
@@ -593,79 +422,35 @@ class DiskStore(Store):
             with storage_errors("unpinning"):
                 self._files.unlink(self._paths.pins / artifact_text(artifact))
                 self._files.sync_directory(self._paths.pins)
-            self._index.set_pinned(artifact, pinned=False)
+            self._parts.index.set_pinned(artifact, pinned=False)
 
     def remove(self, artifact: ArtifactHash) -> int:
         """See the interface."""
-        with self._lock:
-            self._space.drop(self._require_row(artifact))
-            freed = self._space.collect()
-            before = self._index.pack_bytes()
-        self._compact()
-        with self._lock:
-            return freed + max(0, before - self._index.pack_bytes())
+        self._check_open()
+        return self._collector.remove(artifact)
 
     def release(self, artifact: ArtifactHash) -> None:
         """See the interface."""
-        with self._lock:
-            self._space.drop(self._require_row(artifact))
-            self._space.collect()
+        self._check_open()
+        self._collector.removing.remove(artifact)
 
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
-        with self._lock:
-            self._require_open()
-            before = self._space.held_bytes()
-            unpinned = [artifact for artifact, _ in self._index.unpinned()] if everything else []
-        removed = self._let_go(unpinned, also_fresh=True)
-        with self._lock:
-            self._space.collect()
-            self._space.empty_quarantine()
-            self._space.expire_partial(float("inf") if everything else self._now())
-        self._compact()
-        with self._lock:
-            removed += self._space.make_room(0)
-            return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
+        self._check_open()
+        return self._collector.collect_garbage(everything=everything)
 
     def tidy(self, *, unused_s: float) -> Collected:
         """See the interface. The lock is held for one artifact, or one pack, at a time."""
-        with self._lock:
-            self._require_open()
-            before = self._space.held_bytes()
-            expired = self._space.unused_since(self._now() - unused_s)
-            self._space.expire_partial(self._now())
-        removed = self._let_go(expired)
-        self._compact()
-        with self._lock:
-            surplus = self._space.surplus(self._now())
-        removed += self._let_go(surplus)
-        with self._lock:
-            return Collected(tuple(removed), max(0, before - self._space.held_bytes()))
-
-    def _let_go(self, victims: Sequence[ArtifactHash], *, also_fresh: bool = False) -> list[ArtifactHash]:
-        """Evict, one after the other; whoever wants the store meanwhile comes first."""
-        removed = []
-        for artifact in victims:
-            self._lock.give_way()
-            with self._lock:
-                self._require_open()
-                # It may have been pinned, used or removed since it was chosen.
-                row = self._index.artifact(artifact)
-                fresh = row is not None and self._now() - row.last_used_s <= FRESH_S
-                if (also_fresh or not fresh) and self._space.evict(artifact):
-                    self._space.collect()
-                    removed.append(artifact)
-        if removed:
-            _log.info("store: %d artifacts let go", len(removed))
-        return removed
+        self._check_open()
+        return self._collector.tidy(unused_s=unused_s)
 
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
         taken: list[ArtifactHash] = []
 
         def take() -> None:
-            taken.extend(self._space.evicted)
-            self._space.evicted.clear()
+            taken.extend(self._parts.space.evicted)
+            self._parts.space.evicted.clear()
 
         self._lock.while_away(take)
         return taken
@@ -673,15 +458,15 @@ class DiskStore(Store):
     def usage(self) -> StoreUsage:
         """See the interface."""
         with self._lock:
-            counts = self._index.counts()
+            counts = self._parts.index.counts()
             return StoreUsage(
                 artifacts=counts.artifacts,
                 pinned=counts.pinned,
-                chunks=self._index.chunk_count(),
-                held_bytes=self._space.held_bytes(),
-                quota_bytes=self._space.quota_bytes,
-                free_bytes=self._space.free_bytes(),
-                min_free_bytes=self._space.min_free_bytes,
+                chunks=self._parts.index.chunk_count(),
+                held_bytes=self._parts.space.held_bytes(),
+                quota_bytes=self._parts.space.quota_bytes,
+                free_bytes=self._parts.space.free_bytes(),
+                min_free_bytes=self._parts.space.min_free_bytes,
             )
 
     def rebuild(self, keys_of: KeysOf, *, verify_chunks: bool = False) -> Rebuilt:
@@ -696,15 +481,14 @@ class DiskStore(Store):
         Raises:
             StoreError: the disk failed.
         """
-        with self._compacting, self._lock:
+        collector = self._collector
+        with collector.compacting.turn, collector.removing.turn, self._lock:
             self._require_open()
-            self._index.start_anew()
             self._records.clear()
+            self._parts.index_anew(verify_chunks=verify_chunks)
             with storage_errors("rebuilding the index"):
-                self.problems = reconcile(self._files, self._paths, self._index, verify_chunks=verify_chunks)
-                self._space.count_others()
                 self._settle(keys_of)
-            return Rebuilt(len(self._index.hashes()), self._index.chunk_count(), self.problems)
+            return Rebuilt(len(self._parts.index.hashes()), self._parts.index.chunk_count(), self.problems)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -719,10 +503,14 @@ class DiskStore(Store):
         return import_artifact(self, path, judge=judge, keys_of=keys_of, pinned=pinned)
 
     def _require_row(self, artifact: ArtifactHash) -> ArtifactRow:
-        row = self._index.artifact(artifact)
+        row = self._parts.index.artifact(artifact)
         if row is None:
             raise not_held(artifact)
         return row
+
+    def _check_open(self) -> None:
+        with self._lock:
+            self._require_open()
 
     def _require_open(self) -> None:
         if self._closed:

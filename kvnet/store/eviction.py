@@ -15,6 +15,18 @@ FRESH_S: Final = 60.0
 """What was used within so many seconds is not let go in the background: somebody is about to use it again."""
 
 
+def surplus_bytes(held_bytes: int, quota_bytes: int) -> int:
+    """How much has to go in the background; 0 while no more than `HIGH_SHARE` of the quota is held."""
+    if held_bytes <= HIGH_SHARE * quota_bytes:
+        return 0
+    return int(held_bytes - LOW_SHARE * quota_bytes) + 1
+
+
+def is_fresh(used_s: float, now_s: float) -> bool:
+    """Whether something was used just now; both in seconds since 1970. A use long ahead is a clock that was set."""
+    return abs(now_s - used_s) <= FRESH_S
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An artifact that may be evicted: not pinned.

@@ -132,6 +132,20 @@ class Index(Database):
         )
         return [(pack, name, PlacedChunk(*rest)) for pack, name, *rest in self._rows(query, (chunk,))]
 
+    def first_places(self, chunks: Sequence[ChunkHash]) -> dict[ChunkHash, tuple[str, PlacedChunk]]:
+        """Pack name and place of each chunk that some pack has: the first of its `places_of`."""
+        found: dict[ChunkHash, tuple[str, PlacedChunk]] = {}
+        for start in range(0, len(chunks), QUERY_KEYS):
+            some = chunks[start : start + QUERY_KEYS]
+            query = (
+                "SELECT p.name, c.hash, c.offset, c.length_bytes FROM chunks c JOIN packs p ON p.id = c.pack "  # noqa: S608
+                f"WHERE c.hash IN ({','.join('?' * len(some))}) ORDER BY p.id DESC"
+            )
+            for name, *rest in self._rows(query, some):
+                place = PlacedChunk(*rest)
+                found[place.hash] = (name, place)
+        return found
+
     def drop_chunk(self, chunk: ChunkHash, pack: int) -> None:
         """Forget one place of a chunk, and see again which artifacts are whole."""
         with self._translated():

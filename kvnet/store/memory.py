@@ -165,6 +165,10 @@ class MemoryStore(Store):
                     files.close(handle)
             return ChunkLocation(path, 0, len(data), chunk)
 
+    def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
+        """See the interface."""
+        return [self.locate(chunk) for chunk in chunks]
+
     def tokens_of(self, artifact: ArtifactHash) -> list[int]:
         """See the interface."""
         return read_tokens(self, require(self, artifact))

@@ -120,6 +120,7 @@ class Gate:
 
     def __init__(self, presence: Presence) -> None:
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._presence = presence
         self._depth = 0
         self._counting = threading.Lock()
@@ -149,6 +150,18 @@ class Gate:
         finally:
             self._lock.release()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for it."""
+        return self._waiting
+
+    def wait_for(self, true: Callable[[], bool]) -> None:
+        """Let others have the lock, which is held, until something is so; they say when they have changed it."""
+        while not true():
+            depth, self._depth = self._depth, 0
+            self._changed.wait()
+            self._depth = depth
+
     def give_way(self) -> None:
         """Let others have the lock first; call it, without the lock, between two steps of work that can wait.
 
@@ -163,6 +176,12 @@ class Gate:
         """Run something under the lock without asking whether the store is there."""
         with self._lock:
             function()
+
+    def settle(self, function: Callable[[], None]) -> None:
+        """As :meth:`while_away`, and wake up those in :meth:`wait_for`."""
+        with self._lock:
+            function()
+            self._changed.notify_all()
 
 
 def _may_be_the_drive(error: BaseException | None) -> bool:

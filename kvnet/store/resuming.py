@@ -29,7 +29,7 @@ class ResumablePackWriter(DiskPackWriter):
     """See :class:`kvnet.store.interface.PackWriter`; what it holds stays when it is aborted.
 
     Args:
-        host: the store.
+        host: the store; told once that the partial pack is free again, also when this fails.
         files: the seam to the operating system.
         path: of the partial pack; made when missing. Its journal lies beside it.
         artifact: the artifact.
@@ -45,6 +45,23 @@ class ResumablePackWriter(DiskPackWriter):
         entries: Sequence[ChunkEntry],
     ) -> None:
         self._journal_path = journal_of(path)
+        try:
+            handle, kept = self._start(files, path, artifact, entries)
+        except BaseException:
+            host.suspended(path)
+            raise
+        self.held = frozenset(one.index for one in kept)
+        self._cut = not kept
+        self._sync = GroupedSync(files, handle, self._journal)
+        super().__init__(host, files, path, len(entries), 0, handle=handle)
+        for one in kept:
+            super()._keep(one.index, PlacedChunk(entries[one.index].hash, one.offset, one.length_bytes))
+        self._cut = True
+
+    def _start(
+        self, files: OsFiles, path: Path, artifact: ArtifactHash, entries: Sequence[ChunkEntry]
+    ) -> tuple[int, list[Kept]]:
+        """The open pack, what of it holds, and a journal that says so."""
         with storage_errors("going on with a partial pack"):
             handle, kept = open_partial(files, path, artifact, entries)
         try:
@@ -55,13 +72,7 @@ class ResumablePackWriter(DiskPackWriter):
             if not kept:
                 files.unlink(path)
             raise
-        self.held = frozenset(one.index for one in kept)
-        self._cut = not kept
-        self._sync = GroupedSync(files, handle, self._journal)
-        super().__init__(host, files, path, len(entries), 0, handle=handle)
-        for one in kept:
-            super()._keep(one.index, PlacedChunk(entries[one.index].hash, one.offset, one.length_bytes))
-        self._cut = True
+        return handle, kept
 
     def reserve(self, expected_bytes: int) -> None:
         """Reserve disk blocks for chunks that are missing.
@@ -121,7 +132,6 @@ class ResumablePackWriter(DiskPackWriter):
         finally:
             self._files.close(handle)
             self._files.close(self._journal)
-        if keep:
             self._host.suspended(self._path)
 
 

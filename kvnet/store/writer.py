@@ -81,7 +81,7 @@ class PackHost(Protocol):
         ...
 
     def suspended(self, path: Path) -> None:
-        """A partial pack stays where it is, to be gone on with."""
+        """Nobody fills a partial pack any more; what is left of it may be gone on with."""
         ...
 
 

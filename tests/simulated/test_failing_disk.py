@@ -158,6 +158,6 @@ async def test_a_use_that_cannot_be_noted_is_a_use_all_the_same(
     tokens = list(range(3, 253)) * 2
     await a.add(tokens)
     assert isinstance(a.store, DiskStore)
-    a.store._index._db.execute("PRAGMA query_only = ON")
+    a.store._parts.index._db.execute("PRAGMA query_only = ON")
     assert (await a.generate([*tokens, 9])).reused_tokens == len(tokens)
-    a.store._index._db.execute("PRAGMA query_only = OFF")
+    a.store._parts.index._db.execute("PRAGMA query_only = OFF")

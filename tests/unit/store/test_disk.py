@@ -126,7 +126,7 @@ def test_a_full_index_publishes_nothing(open_store: OpenStore, tmp_path: Path) -
     store = open_store()
     publish(store, FIRST)
     before = files_of(tmp_path / "store")
-    database = store._index._db
+    database = store._parts.index._db
     pages = database.execute("PRAGMA page_count").fetchone()[0]
     database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreFullError, match="index"):

@@ -16,6 +16,7 @@ from kvnet.format.hashes import ArtifactHash, BytesLike
 from kvnet.store.disk import DiskStore
 from kvnet.store.interface import PackWriter
 from kvnet.store.osfile import OsFiles
+from kvnet.store.presence import Gate
 from tests.unit.store.samples import Sample, check_whole, publish, sample
 
 STEPS = 25
@@ -36,6 +37,18 @@ class NoWaiting(OsFiles):
     def __init__(self) -> None:
         self.unlocked: Callable[[], None] = lambda: None
 
+    def create(self, path: Path) -> int:
+        self.unlocked()
+        return super().create(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.unlocked()
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self.unlocked()
+        super().unlink(path)
+
     def write(self, handle: int, data: BytesLike, offset: int) -> None:
         self.unlocked()
         super().write(handle, data, offset)
@@ -48,11 +61,13 @@ class NoWaiting(OsFiles):
         self.unlocked()
 
     def sync_directory(self, path: Path) -> None:
-        pass
+        self.unlocked()
 
 
-class Watched:
+class Watched(Gate):
     """A lock that says when it was let go of altogether."""
+
+    waiting = 0
 
     def __init__(self, released: Callable[[], None]) -> None:
         self.depth = 0
@@ -69,6 +84,13 @@ class Watched:
     def while_away(self, function: Callable[[], None]) -> None:
         with self:
             function()
+
+    settle = while_away
+
+    def wait_for(self, true: Callable[[], bool]) -> None:
+        """The one in between would wait for the one that has stopped for it."""
+        if not true():
+            raise StoreFullError("its files are being changed")
 
     def give_way(self) -> None:
         self._released()
@@ -105,9 +127,12 @@ class Interleaved:
             now=lambda: self.now_s,
         )
         self.lock, self.compacting = Watched(self.unlocked), Busy()
-        self.store._lock, self.store._compacting = self.lock, self.compacting  # type: ignore[assignment]
+        collector = self.store._collector
+        self.store._lock = collector._gate = collector.removing._gate = collector.compacting._gate = self.lock
+        collector.compacting.turn = self.compacting  # type: ignore[assignment]
         self.files.unlocked = self.unlocked
         self.left = -1
+        self.going: ArtifactHash | None = None
         self.pinned: set[ArtifactHash] = set()
         self.fresh: set[ArtifactHash] = set()
         self.open: list[tuple[PackWriter, Sample, list[int]]] = []
@@ -118,6 +143,8 @@ class Interleaved:
 
     def add(self) -> None:
         artifact = self.one()
+        if self.to_be_removed(artifact.hash):
+            return
         pinned = self.random.random() < 0.2 and len(self.pinned) < 3
         try:
             publish(self.store, artifact, pinned=pinned)
@@ -125,9 +152,16 @@ class Interleaved:
             return
         if pinned:
             self.pinned.add(artifact.hash)
-        # Room for it may have been made from what was new before.
+        self.is_new(artifact)
+
+    def is_new(self, artifact: Sample) -> None:
+        """It came just now; room for it may have been made from what was new before."""
         self.fresh = {artifact.hash} | {one for one in self.fresh if self.store.get(one) is not None}
         check_whole(self.store, artifact)
+
+    def to_be_removed(self, artifact: ArtifactHash) -> bool:
+        """Whether the long operation is about to remove an artifact, whatever somebody does with it now."""
+        return artifact == self.going and self.store.get(artifact) is not None
 
     def begin(self) -> None:
         """Refer to chunks that are held, and finish later."""
@@ -145,6 +179,9 @@ class Interleaved:
         if not self.open:
             return
         writer, artifact, held = self.open.pop()
+        if self.to_be_removed(artifact.hash):
+            writer.abort()
+            return
         try:
             for index in set(range(len(artifact.chunks))) - set(held):
                 writer.put(index, artifact.chunks[index])
@@ -152,12 +189,11 @@ class Interleaved:
         except StoreFullError:
             writer.abort()
             return
-        self.fresh = {artifact.hash} | {one for one in self.fresh if self.store.get(one) is not None}
-        check_whole(self.store, artifact)
+        self.is_new(artifact)
 
     def pin(self) -> None:
         for record in self.store.artifacts():
-            if len(self.pinned) < 3:
+            if len(self.pinned) < 3 and not self.to_be_removed(record.hash):
                 self.store.pin(record.hash)
                 self.pinned.add(record.hash)
                 return
@@ -169,7 +205,8 @@ class Interleaved:
     def use(self) -> None:
         for record in self.store.artifacts()[:1]:
             self.store.touch(record.hash)
-            self.fresh.add(record.hash)
+            if not self.to_be_removed(record.hash):
+                self.fresh.add(record.hash)
             assert len(self.store.tokens_of(record.hash)) == record.manifest.n_tokens
 
     def let_go(self) -> None:
@@ -215,8 +252,10 @@ class Interleaved:
             # Whoever pinned or used it a moment ago does not keep its owner from removing it.
             self.fresh.discard(gone)
             self.pinned.discard(gone)
+            self.going = gone
             with suppress(NotInStoreError):
                 self.store.remove(gone)
+            self.going = None
 
     def check(self) -> None:
         by_hash = {artifact.hash: artifact for artifact in ARTIFACTS}
@@ -228,7 +267,7 @@ class Interleaved:
         for record in self.store.artifacts():
             assert record.complete
         # Notes of uses and pins lie in the index's log until somebody needs the room.
-        self.store._index.checkpoint()
+        self.store._parts.index.checkpoint()
         assert self.store.usage().held_bytes <= self.quota_bytes + LARGEST_BYTES
 
 

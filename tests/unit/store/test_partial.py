@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,32 @@ def test_full_disk_at_publishing_keeps_what_came(tmp_path: Path) -> None:
         writer.publish(ARTIFACT.envelope, keys=ARTIFACT.keys, pinned=False)
     store.close()
     assert held(tmp_path) == frozenset(range(N))
+
+
+class TidyingFiles(OsFiles):
+    """Runs something in the middle of the next read."""
+
+    between: Callable[[], object] | None = None
+
+    def read(self, handle: int, length_bytes: int, offset: int) -> bytes:
+        between, self.between = self.between, None
+        if between is not None:
+            between()
+        return super().read(handle, length_bytes, offset)
+
+
+def test_a_store_tidied_while_a_partial_pack_is_read_leaves_it_alone(tmp_path: Path) -> None:
+    path = interrupted(tmp_path)
+    files = TidyingFiles()
+    store = opened(tmp_path, files)
+    files.between = lambda: store.collect_garbage(everything=True)
+    writer = store.resume_pack(ARTIFACT.hash, ARTIFACT.entries)
+    assert path.exists()
+    assert writer.held == frozenset(range(N // 2))
+    fill(writer, ARTIFACT, range(N // 2, N))
+    writer.publish(ARTIFACT.envelope, keys=ARTIFACT.keys, pinned=False)
+    check_whole(store, ARTIFACT)
+    store.close()
 
 
 # --- syncing in groups ------------------------------------------------------------------------------------------------

@@ -1,11 +1,15 @@
-"""Nobody who adds waits for packs that are being written anew."""
+"""Nobody who adds waits for what is being collected."""
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from kvnet.format.hashes import BytesLike
 from kvnet.store.disk import DiskStore
 from kvnet.store.osfile import OsFiles
+from kvnet.store.presence import Gate
 from tests.unit.store.samples import check_whole, publish, sample
 
 WAIT_S = 20.0
@@ -51,45 +55,138 @@ def test_an_add_goes_on_while_another_thread_is_in_the_middle_of_writing_a_pack_
     store.close()
 
 
-class CountingRemovals(OsFiles):
-    """Counts the packs that are removed, and stops at the first until it is told to go on."""
+class HaltingRemoval(OsFiles):
+    """Stops whoever removes a pack, until it is told to go on."""
 
     def __init__(self) -> None:
-        self.removed = 0
         self.halted, self.go_on = threading.Event(), threading.Event()
 
     def unlink(self, path: Path) -> None:
-        super().unlink(path)
         if path.parent.parent.name == "packs":
-            self.removed += 1
             self.halted.set()
             assert self.go_on.wait(WAIT_S)
+        super().unlink(path)
 
 
-def test_an_add_comes_before_the_rest_of_what_is_collected(tmp_path: Path) -> None:
-    n_held = 60
-    files = CountingRemovals()
+@pytest.fixture
+def files() -> HaltingRemoval:
+    return HaltingRemoval()
+
+
+@pytest.fixture
+def store(tmp_path: Path, files: HaltingRemoval) -> Iterator[DiskStore]:
     store = DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0, files=files)
-    for number in range(n_held):
-        publish(store, sample(range(number * 300, number * 300 + 300)))
-    added_after: list[int] = []
-    other = sample(range(90_000, 90_300))
+    yield store
+    files.go_on.set()
+    store.close()
 
-    def add() -> None:
-        publish(store, other, pinned=True)
-        added_after.append(files.removed)
 
-    collecting = threading.Thread(target=lambda: store.collect_garbage(everything=True))
-    collecting.start()
+FIRST, SECOND, OTHER = sample(range(300)), sample(range(300, 600)), sample(range(90_000, 90_300))
+
+
+def started(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_an_add_is_done_before_the_rest_of_what_is_collected(files: HaltingRemoval, store: DiskStore) -> None:
+    for artifact in (FIRST, SECOND):
+        publish(store, artifact)
+    collecting = started(lambda: store.collect_garbage(everything=True))
     assert files.halted.wait(WAIT_S)
-    adding = threading.Thread(target=add)
-    adding.start()
-    while not store._lock._waiting:  # the add has come to the lock that the removal holds
+    # Here and now, while a pack is being removed.
+    publish(store, OTHER, pinned=True)
+    check_whole(store, OTHER)
+    files.go_on.set()
+    collecting.join(WAIT_S)
+    check_whole(store, OTHER)
+    assert store.usage().artifacts == 1
+
+
+def test_what_is_removed_and_added_again_at_once_is_there_afterwards(
+    tmp_path: Path, files: HaltingRemoval, store: DiskStore
+) -> None:
+    publish(store, FIRST)
+    removing = started(lambda: store.remove(FIRST.hash))
+    assert files.halted.wait(WAIT_S)
+    adding = started(lambda: publish(store, FIRST, pinned=True))
+    # It has come to where its files are being changed.
+    while not store._lock._changed._waiters:  # type: ignore[attr-defined]
         assert adding.is_alive()
     files.go_on.set()
-    adding.join(WAIT_S)
-    collecting.join(WAIT_S)
-    assert added_after[0] < n_held
-    check_whole(store, other)
-    assert store.usage().artifacts == 1
+    for thread in (removing, adding):
+        thread.join(WAIT_S)
+    check_whole(store, FIRST)
+    store.close()
+    again = DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0)
+    check_whole(again, FIRST)
+    again.close()
+
+
+def test_somebody_who_adds_what_is_in_flux_keeps_nobody_else_waiting(files: HaltingRemoval, store: DiskStore) -> None:
+    publish(store, FIRST)
+    removing = started(lambda: store.remove(FIRST.hash))
+    assert files.halted.wait(WAIT_S)
+    adding = started(lambda: publish(store, FIRST))
+    while not store._lock._changed._waiters:  # type: ignore[attr-defined]
+        assert adding.is_alive()
+    publish(store, OTHER)
+    assert store.get(FIRST.hash) is None
+    files.go_on.set()
+    for thread in (removing, adding):
+        thread.join(WAIT_S)
+    check_whole(store, FIRST)
+    check_whole(store, OTHER)
+
+
+CHANGING = ("create", "make_directory", "open_for_writing", "preallocate", "rename", "sync", "sync_directory")
+READING = ("open_for_reading", "read")
+WRITING = ("truncate", "unlink", "write")
+
+
+class UnderTheLock(OsFiles):
+    """Notes every file operation made by a thread that holds the store's lock."""
+
+    def __init__(self) -> None:
+        self.lock: Gate | None = None
+        self.operations = 0
+        self.locked: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in CHANGING + READING + WRITING and self.lock is not None:
+            self.operations += 1
+            if self.lock._lock._is_owned():  # type: ignore[attr-defined]
+                self.locked.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(
+    "collect",
+    [
+        lambda store: store.tidy(unused_s=0.0),
+        lambda store: store.collect_garbage(everything=True),
+        lambda store: store.remove(FIRST.hash),
+        lambda store: store.release(FIRST.hash),
+    ],
+    ids=["tidy", "gc", "remove", "release"],
+)
+def test_no_file_is_touched_under_the_lock_that_an_add_needs(
+    tmp_path: Path, collect: Callable[[DiskStore], object]
+) -> None:
+    files, now_s = UnderTheLock(), [1_800_000_000.0]
+    store = DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0, files=files, now=lambda: now_s[0])
+    for artifact in (FIRST, SECOND, sample(range(2000))):
+        publish(store, artifact)
+    # Some of the pack of the longest is used by another, and stays until packs are written anew.
+    publish(store, sample([*range(1024), *range(9000, 9300)]), pinned=True)
+    partial = store.resume_pack(OTHER.hash, OTHER.entries)
+    partial.put(0, OTHER.chunks[0])
+    partial.abort()
+    now_s[0] += 30 * 24 * 3600.0
+    files.lock = store._lock
+    collect(store)
+    files.lock = None
+    assert files.operations >= 4
+    assert files.locked == []
     store.close()
