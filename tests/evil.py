@@ -11,6 +11,7 @@ from kvnet.errors import KvnetError, NetworkError
 from kvnet.exchange.frames import receive_frame
 from kvnet.network.interface import ByteStream, Network, StreamKind
 from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.handshake import SessionConfig, SessionOpened
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
 from kvnet.protocol.messages import (
@@ -34,7 +35,7 @@ from kvnet.protocol.messages import (
     decode_chunk_request,
     encode_message,
 )
-from kvnet.protocol.session import ControlSession, RequestReceived, SessionConfig, SessionOpened
+from kvnet.protocol.session import ControlSession, RequestReceived
 from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.namespace import Namespace
 

@@ -15,9 +15,10 @@ from kvnet.exchange.session import Answer, Answered, PeerSession
 from kvnet.network.interface import ByteStream, Network, StreamKind
 from kvnet.network.serving import serve_stream
 from kvnet.protocol.clock import clock_of
+from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import NONCE_SIZE_BYTES, PADDING_SIZE_BYTES, PROOF_ENTRIES, Role
-from kvnet.protocol.session import ControlSession, SessionConfig
+from kvnet.protocol.session import ControlSession
 from kvnet.trust.namespace import Namespace
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from kvnet.errors import (
     UsageError,
 )
 from kvnet.network.interface import ByteStream
+from kvnet.protocol.handshake import SessionOpened
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Occasion
 from kvnet.protocol.messages import Refused, Reply, Request
@@ -24,7 +25,6 @@ from kvnet.protocol.session import (
     RequestReceived,
     RequestTimedOut,
     SessionExpired,
-    SessionOpened,
 )
 from kvnet.trust.namespace import PUBLIC, Namespace
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvnet.errors import KvnetError
-from kvnet.protocol.session import escape_text
+from kvnet.protocol.escaping import escape_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster

@@ -2,7 +2,7 @@
 
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
-from kvnet.protocol.session import escape_text
+from kvnet.protocol.escaping import escape_text
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.store.names import NameBook, NamedVersion
 from kvnet.trust.envelope import StatementType

@@ -1,8 +1,8 @@
 """Operations on swarms: invite, join, leave, and their members."""
 
 from kvnet.errors import UsageError
+from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.ids import PeerId, peer_text
-from kvnet.protocol.session import escape_text
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace

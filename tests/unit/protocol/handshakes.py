@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvnet.format.hashes import derive_key
+from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
-from kvnet.protocol.session import ControlSession, Event, SessionConfig, SessionLimits
+from kvnet.protocol.session import ControlSession, Event, SessionLimits
 from kvnet.trust.namespace import Namespace
 
 ALICE = PeerId(b"\x00\x24\x08\x01\x12\x20" + b"a" * 32)

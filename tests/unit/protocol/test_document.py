@@ -12,13 +12,14 @@ from kvnet.protocol import messages
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
+from kvnet.protocol.handshake import SESSION_ID_SIZE_BYTES
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from kvnet.protocol.membership import PROOF_ENTRIES
 from kvnet.protocol.pace import WEIGHTS, Purpose
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.protocol.scoring import FADE_S
 from kvnet.protocol.serve import SLOT_SHARES, ServeLimits
-from kvnet.protocol.session import SESSION_ID_SIZE_BYTES, SessionLimits
+from kvnet.protocol.session import SessionLimits
 from kvnet.protocol.table_index import PAGE_COST_BYTES
 from kvnet.protocol.tables import MAX_SIGNERS, TableLimits
 from kvnet.trust.statements import PAGE_ARTIFACTS

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvnet.errors import ConfigError, MalformedError, ProtocolViolationError, UnsupportedVersionError, UsageError
+from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.membership import Occasion, Role, make_proof
 from kvnet.protocol.messages import (
     BulkDialled,
@@ -35,10 +37,8 @@ from kvnet.protocol.session import (
     ReplyReceived,
     RequestReceived,
     RequestTimedOut,
-    SessionConfig,
     SessionExpired,
     SessionLimits,
-    escape_text,
 )
 from kvnet.trust.namespace import Namespace
 from tests.unit.protocol.handshakes import ALICE, BOB, MALLORY, Pair, config, random_bytes, session
