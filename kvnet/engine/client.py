@@ -1,38 +1,22 @@
-"""The engine as the node sees it: one child process per model, restarted at the next use if it dies.
-
-Calls and events travel as frames over a socket pair whose other end the child inherits; there is no path on disk that
-somebody else could open. The child ends when its end of the pair closes, so it never outlives the node.
-"""
+"""The engine as the node sees it: one child process per model, restarted at the next use if it dies."""
 
 import json
-import math
-import os
-import signal
-import site
-import socket
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import TypeVar
 
 import trio
 
-import kvnet
+from kvnet.engine.child import EngineChild, start_child
 from kvnet.engine.interface import (
-    Completed,
-    CompletionBody,
     CompletionEvent,
     CompletionRequest,
-    CompletionStarted,
     Engine,
-    Exported,
     ExportEvent,
     ExportRequest,
     FirstToken,
-    Generated,
     GenerateEvent,
     GenerateRequest,
     JsonObject,
@@ -40,7 +24,6 @@ from kvnet.engine.interface import (
     Logits,
     LogitsRequest,
     ModelInfo,
-    Origin,
     PrefillProgress,
     PreparedPrompt,
     PromptRequest,
@@ -48,17 +31,13 @@ from kvnet.engine.interface import (
 )
 from kvnet.engine.wire import (
     FINAL_EVENTS,
-    BodyEvent,
-    CancelCall,
     CompleteCall,
-    CompletedEvent,
     DeltaEvent,
     DropLiveCall,
     ExportCall,
     ExportedEvent,
     FailedEvent,
     FirstTokenEvent,
-    FrameBuffer,
     GenerateCall,
     GeneratedEvent,
     LimitedEvent,
@@ -70,39 +49,31 @@ from kvnet.engine.wire import (
     PrepareCall,
     PreparedEvent,
     ProgressEvent,
-    ReadyEvent,
     Record,
     RenderCall,
     SampleCall,
     SampleEvent,
-    StartedEvent,
     TextEvent,
     TextOfCall,
     TokenizeCall,
     TokensEvent,
+)
+from kvnet.engine.wire_values import (
     bytes_text,
-    encode_frame,
-    model_info,
+    completion_event,
+    expected_event,
+    exported,
+    generated,
     prepared_prompt,
     raised_error,
     text_bytes,
     wire_prompt,
     wire_restores,
-    written_chunks,
 )
-from kvnet.errors import EngineCrashedError, EngineError, KvnetError
+from kvnet.errors import EngineError
 from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
-READ_BYTES = 1 << 18
-"""Socket reads."""
-
-STDERR_TAIL_BYTES = 4096
-"""How much of a child's last words is kept to explain its end."""
-
 E = TypeVar("E", bound=Record)
-
-GRACE_S = 5.0
-"""How long a child may take to end once its socket is closed; then it is killed."""
 
 
 @asynccontextmanager
@@ -166,114 +137,6 @@ async def _plain_nursery() -> AsyncIterator[trio.Nursery]:
         raise
 
 
-class _Child:
-    """One engine process and the requests running in it."""
-
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        self.process = process
-        self.ready = trio.Event()
-        self.ended = trio.Event()
-        self.info: ModelInfo | None = None
-        self.failure: KvnetError | None = None
-        self._stream = stream
-        self._pending: dict[int, trio.MemorySendChannel[Record]] = {}
-        # Bounded by the requests that run: each puts one call and at most one cancellation.
-        self._outbox, self._to_send = trio.open_memory_channel[bytes](math.inf)
-        self._last_words = bytearray()
-
-    @contextmanager
-    def request(self, call: Record) -> Iterator[trio.MemoryReceiveChannel[Record]]:
-        """Sends a call; gives the channel its events arrive in. Leaving early cancels the request."""
-        # Bounded by the request itself: its steps, its tokens and one answer.
-        inbox, events = trio.open_memory_channel[Record](math.inf)
-        frame = encode_frame(call)
-        self._pending[call.id] = inbox
-        if self.ended.is_set():
-            inbox.close()
-        else:
-            self._outbox.send_nowait(frame)
-        try:
-            yield events
-        finally:
-            # A request that got its answer is not pending any more.
-            if self._pending.pop(call.id, None) is not None and not self.ended.is_set():
-                self._outbox.send_nowait(encode_frame(CancelCall(call.id)))
-            inbox.close()
-            events.close()
-
-    async def read(self) -> None:
-        """Delivers events until the process ends, then fails what still runs."""
-        frames = FrameBuffer()
-        try:
-            while data := await self._stream.receive_some(READ_BYTES):
-                for record in frames.feed(data):
-                    self._deliver(record)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        except KvnetError as error:
-            self.failure = EngineError(f"the engine process speaks another language: {error.message}")
-        finally:
-            await self._end()
-
-    def _deliver(self, record: Record) -> None:
-        if isinstance(record, ReadyEvent):
-            self.info = model_info(record)
-            self.ready.set()
-        elif record.id == 0 and isinstance(record, FailedEvent):
-            self.failure = raised_error(record)
-            self.ready.set()
-        elif inbox := self._pending.get(record.id):
-            inbox.send_nowait(record)
-            if isinstance(record, FINAL_EVENTS):
-                self._pending.pop(record.id).close()
-
-    async def _end(self) -> None:
-        with trio.CancelScope(deadline=trio.current_time() + GRACE_S, shield=True):
-            await self._stream.aclose()
-            await self.process.wait()
-        if self.process.returncode is None:
-            self.process.kill()
-            with trio.CancelScope(shield=True):
-                await self.process.wait()
-        self.ended.set()
-        self.ready.set()
-        self._outbox.close()
-        # Closed without an answer: the request sees the end of its events.
-        for inbox in self._pending.values():
-            inbox.close()
-        self._pending.clear()
-
-    async def write(self) -> None:
-        """Sends frames until the process ends."""
-        async for frame in self._to_send:
-            try:
-                await self._stream.send_all(frame)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
-
-    async def listen(self) -> None:
-        """Keeps the end of what the process says on stderr."""
-        assert self.process.stderr is not None  # noqa: S101 - the process was started with a pipe
-        async for data in self.process.stderr:
-            self._last_words += data
-            del self._last_words[:-STDERR_TAIL_BYTES]
-
-    def crash(self) -> KvnetError:
-        """Why requests of this process failed."""
-        if self.failure is not None:
-            return self.failure
-        status = self.process.returncode
-        how = f"status {status}" if status is None or status >= 0 else f"signal {signal.Signals(-status).name}"
-        lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
-        said = f"; it said last: {lines[-1][:200]}" if lines else ""
-        return EngineCrashedError(f"the engine process ended ({how}){said}", hint="ask again: it is started anew")
-
-    async def close(self) -> None:
-        """Ends the process by closing its socket; kills it if it does not go."""
-        await self._stream.aclose()
-        await self.ended.wait()
-
-
 class EngineClient(Engine):
     """An engine in its own process; see ``open_engine``."""
 
@@ -282,7 +145,7 @@ class EngineClient(Engine):
         self._model_path = model_path
         self._work_dir = work_dir
         self._options = options
-        self._child: _Child | None = None
+        self._child: EngineChild | None = None
         self._starting = trio.Lock()
         self._ids = count(1)
         self._info: ModelInfo | None = None
@@ -316,7 +179,7 @@ class EngineClient(Engine):
         if self._child is not None:
             await self._child.close()
 
-    async def _running(self) -> _Child:
+    async def _running(self) -> EngineChild:
         if self._closed:
             raise EngineError("the engine is closed")
         async with self._starting:
@@ -337,60 +200,31 @@ class EngineClient(Engine):
             raise EngineError(f"the model in {info.name} changed while it was in use", hint="stop and start the node")
         self._info = self._info or info
 
-    async def _spawn(self) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            process = await trio.lowlevel.open_process(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "kvnet.engine.mlx.process",
-                    "--fd",
-                    str(theirs.fileno()),
-                    "--model",
-                    str(self._model_path),
-                    *self._options,
-                    *(["--limit-bytes", str(self._limit_bytes)] if self._limit_bytes is not None else []),
-                ],
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                pass_fds=[theirs.fileno()],
-                env=self._environment(),
-            )
-        except OSError as error:
-            ours.close()
-            raise EngineError(f"could not start the engine process: {error.strerror}") from error
-        finally:
-            theirs.close()
-        child = _Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    async def _spawn(self) -> EngineChild:
+        limit = [] if self._limit_bytes is None else ["--limit-bytes", str(self._limit_bytes)]
+        child = await start_child(self._model_path, self._work_dir, [*self._options, *limit])
         for task in (child.read, child.write, child.listen):
             self._nursery.start_soon(task)
         return child
 
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            **_python_path(str(Path(kvnet.__file__).parent.parent)),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(self._work_dir / "hub"),
-        }
-
-    async def _answer(self, call: Record) -> Record:
-        """The one event that answers a call."""
+    async def _events(self, call: Record) -> AsyncGenerator[Record, None]:
+        """What a call is answered with, up to the last event."""
         child = await self._running()
         with child.request(call) as events:
             async for event in events:
                 if isinstance(event, FailedEvent):
                     raise raised_error(event)
+                yield event
                 if isinstance(event, FINAL_EVENTS):
-                    return event
+                    return
         raise child.crash()
 
+    async def _answer(self, call: Record, kind: type[E]) -> E:
+        """The one event that answers a call."""
+        return expected_event([event async for event in self._events(call)][-1], kind)
+
     async def _tokens(self, call: Record) -> list[int]:
-        answer = await self._answer(call)
-        return tokens_from_bytes(_expected(answer, TokensEvent).tokens)
+        return tokens_from_bytes((await self._answer(call, TokensEvent)).tokens)
 
     async def render(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
         """See ``Engine.render``."""
@@ -414,18 +248,14 @@ class EngineClient(Engine):
 
     async def logits(self, request: LogitsRequest) -> Logits:
         """See ``Engine.logits``."""
-        answer = _expected(
-            await self._answer(
-                LogitsCall(
-                    next(self._ids),
-                    tokens_to_bytes(request.tokens),
-                    wire_restores(request.restore),
-                    list(request.stops),
-                    request.one_shot,
-                )
-            ),
-            LogitsEvent,
+        call = LogitsCall(
+            next(self._ids),
+            tokens_to_bytes(request.tokens),
+            wire_restores(request.restore),
+            list(request.stops),
+            request.one_shot,
         )
+        answer = await self._answer(call, LogitsEvent)
         return Logits(answer.values, tuple(answer.positions))
 
     async def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
@@ -442,17 +272,12 @@ class EngineClient(Engine):
             prefill=request.prefill,
             background=request.background,
         )
-        child = await self._running()
-        with child.request(call) as events:
+        async with aclosing(self._events(call)) as events:
             async for event in events:
-                if isinstance(event, FailedEvent):
-                    raise raised_error(event)
                 if isinstance(event, ProgressEvent):
                     yield PrefillProgress(event.done, event.total)
                 elif isinstance(event, ExportedEvent):
-                    yield _exported(event)
-                    return
-        raise child.crash()
+                    yield exported(event)
 
     async def prepare(self, request: PromptRequest) -> PreparedPrompt:
         """See ``Engine.prepare``."""
@@ -463,7 +288,7 @@ class EngineClient(Engine):
             json.dumps(dict(request.template_inputs)).encode(),
             list(request.marks),
         )
-        return prepared_prompt(_expected(await self._answer(call), PreparedEvent).prompt)
+        return prepared_prompt((await self._answer(call, PreparedEvent)).prompt)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionEvent, None]:
         """See ``Engine.complete``."""
@@ -477,24 +302,18 @@ class EngineClient(Engine):
             keep_live=request.keep_live,
             created_tokens=request.created_tokens,
         )
-        child = await self._running()
-        with child.request(call) as events:
+        async with aclosing(self._events(call)) as events:
             async for event in events:
-                if isinstance(event, FailedEvent):
-                    raise raised_error(event)
-                yield _completion_event(event)
-                if isinstance(event, CompletedEvent):
-                    return
-        raise child.crash()
+                yield completion_event(event)
 
     async def text_of(self, tokens: Sequence[int]) -> str:
         """See ``Engine.text_of``."""
-        answer = await self._answer(TextOfCall(next(self._ids), tokens_to_bytes(tokens)))
-        return bytes_text(_expected(answer, TextEvent).text)
+        answer = await self._answer(TextOfCall(next(self._ids), tokens_to_bytes(tokens)), TextEvent)
+        return bytes_text(answer.text)
 
     async def live(self) -> LiveCaches:
         """See ``Engine.live``."""
-        answer = _expected(await self._answer(LiveCall(next(self._ids))), LiveEvent)
+        answer = await self._answer(LiveCall(next(self._ids)), LiveEvent)
         return LiveCaches(answer.n_caches, answer.size_bytes, answer.cap_bytes)
 
     async def limit_memory(self, limit_bytes: int) -> int:
@@ -503,90 +322,28 @@ class EngineClient(Engine):
         if self.process_id is None:
             await trio.lowlevel.checkpoint()
             return limit_bytes
-        return _expected(await self._answer(LimitMemoryCall(next(self._ids), limit_bytes)), LimitedEvent).held_bytes
+        return (await self._answer(LimitMemoryCall(next(self._ids), limit_bytes), LimitedEvent)).held_bytes
 
     async def drop_live(self) -> None:
         """See ``Engine.drop_live``."""
-        _expected(await self._answer(DropLiveCall(next(self._ids))), LiveEvent)
+        await self._answer(DropLiveCall(next(self._ids)), LiveEvent)
 
     async def sample(self) -> bytes:
         """See ``Engine.sample``."""
-        return _expected(await self._answer(SampleCall(next(self._ids))), SampleEvent).sample
+        return (await self._answer(SampleCall(next(self._ids)), SampleEvent)).sample
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """See ``Engine.generate``."""
         call = GenerateCall(
             next(self._ids), tokens_to_bytes(request.tokens), wire_restores(request.restore), request.max_tokens
         )
-        child = await self._running()
-        with child.request(call) as events:
+        async with aclosing(self._events(call)) as events:
             async for event in events:
-                if isinstance(event, FailedEvent):
-                    raise raised_error(event)
                 if isinstance(event, GeneratedEvent):
-                    yield _generated(event)
-                    return
-                if isinstance(event, ProgressEvent):
+                    yield generated(event)
+                elif isinstance(event, ProgressEvent):
                     yield PrefillProgress(event.done, event.total)
                 elif isinstance(event, FirstTokenEvent):
                     yield FirstToken(event.ttft_us / 1e6)
                 elif isinstance(event, DeltaEvent):
                     yield TextDelta(bytes_text(event.text), event.token)
-        raise child.crash()
-
-
-def _python_path(package_root: str) -> dict[str, str]:
-    """Lets the child import the same kvnet from a checkout; an installed one it finds by itself."""
-    if package_root in site.getsitepackages():
-        return {}
-    paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _expected(event: Record, kind: type[E]) -> E:
-    if not isinstance(event, kind):
-        raise EngineError(f"the engine answered with {type(event).__name__}, expected {kind.__name__}")
-    return event
-
-
-def _exported(event: ExportedEvent) -> Exported:
-    return Exported(
-        written_chunks(event.chunks),
-        event.restored_tokens,
-        event.prefilled_tokens,
-        event.restore_us / 1e6,
-        event.prefill_us / 1e6,
-        tuple(Origin(origin.manifest, origin.n_tokens) for origin in event.origins),
-    )
-
-
-def _completion_event(event: Record) -> CompletionEvent:
-    if isinstance(event, BodyEvent):
-        return CompletionBody(event.data)
-    if isinstance(event, StartedEvent):
-        return CompletionStarted(
-            event.status, event.content_type, event.live_tokens, event.restored_tokens, event.restore_us / 1e6
-        )
-    completed = _expected(event, CompletedEvent)
-    return Completed(
-        tokens=tuple(tokens_from_bytes(completed.tokens)),
-        finish_reason=completed.finish_reason,
-        held_tokens=completed.held_tokens,
-        ttft_s=completed.ttft_us / 1e6,
-        prefilled_tokens=completed.prefilled_tokens,
-        prefill_s=completed.prefill_us / 1e6,
-        decode_s=completed.decode_us / 1e6,
-    )
-
-
-def _generated(event: GeneratedEvent) -> Generated:
-    return Generated(
-        text=bytes_text(event.text),
-        tokens=tuple(tokens_from_bytes(event.tokens)),
-        finish_reason=event.finish_reason,
-        ttft_s=event.ttft_us / 1e6,
-        restored_tokens=event.restored_tokens,
-        prefilled_tokens=event.prefilled_tokens,
-        restore_s=event.restore_us / 1e6,
-        prefill_s=event.prefill_us / 1e6,
-    )

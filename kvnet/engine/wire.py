@@ -1,31 +1,17 @@
 """Frames between the node and its engine process, over an inherited socket pair.
 
 A frame is a u32 big-endian length, one byte that says which call or event follows, and that record in the strict CBOR
-profile. Both ends are of one build: there is no version. The profile knows no real numbers and no null and wants text
-normalised, so durations are microseconds, an optional record is a list of none or one, and free text is UTF-8 bytes.
+profile. Both ends are of one build: there is no version. `wire_values` says how values of the interface are written in
+these records.
 """
 
 import struct
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kvnet.engine.interface import (
-    Boundary,
-    BoundaryKind,
-    ChunkRef,
-    ModelInfo,
-    PreparedPrompt,
-    RestorePlan,
-    WrittenChunk,
-)
-from kvnet.errors import EngineError, KvnetError, MalformedError
+from kvnet.errors import EngineError, MalformedError
 from kvnet.format import cbor
-from kvnet.format.fingerprint import Producer, decode_fingerprint
-from kvnet.format.hashes import ChunkHash
-from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 MAX_FRAME_BYTES = 64 << 20
 """A prompt of four million tokens with room to spare; more is a defect, not a request."""
@@ -397,127 +383,3 @@ class FrameBuffer:
             del self._buffer[:end]
             records.append(cbor.decode_as(_TYPES[number], body, max_bytes=MAX_FRAME_BYTES, what="engine frame"))
         return records
-
-
-def text_bytes(text: str) -> bytes:
-    """Free text, also text that came from undecodable file names."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def bytes_text(data: bytes) -> str:
-    """The reverse of ``text_bytes``."""
-    return data.decode("utf-8", "surrogateescape")
-
-
-def error_event(request_id: int, error: Exception) -> FailedEvent:
-    """An exception as an event; one raised on purpose keeps its code and hint."""
-    if isinstance(error, KvnetError):
-        return FailedEvent(request_id, error.code, text_bytes(error.message), text_bytes(error.hint))
-    # Foreign messages may quote what they choked on; only the kind of failure crosses.
-    kind = f"{type(error).__module__}.{type(error).__name__}"
-    return FailedEvent(request_id, EngineError.code, text_bytes(f"the engine failed: {kind}"), b"")
-
-
-def raised_error(event: FailedEvent) -> KvnetError:
-    """The exception an event stands for."""
-    kind = _error_classes().get(event.code, EngineError)
-    return kind(bytes_text(event.message), hint=bytes_text(event.hint))
-
-
-def _error_classes() -> dict[str, type[KvnetError]]:
-    found: dict[str, type[KvnetError]] = {}
-    pending: list[type[KvnetError]] = [KvnetError]
-    while pending:
-        kind = pending.pop()
-        found[kind.code] = kind
-        pending += kind.__subclasses__()
-    return found
-
-
-def wire_restores(plan: RestorePlan | None) -> list[WireRestore]:
-    """An optional restore plan as a list of none or one."""
-    if plan is None:
-        return []
-    chunks = [WireChunk(c.index, text_bytes(str(c.path)), c.offset, c.length_bytes, bytes(c.hash)) for c in plan.chunks]
-    return [WireRestore(plan.manifest, plan.n_tokens, chunks)]
-
-
-def restore_plan(restores: Sequence[WireRestore]) -> RestorePlan | None:
-    """The reverse of ``wire_restores``."""
-    if not restores:
-        return None
-    wire = restores[0]
-    chunks = tuple(
-        ChunkRef(c.index, Path(bytes_text(c.path)), c.offset, c.length, ChunkHash(c.hash)) for c in wire.chunks
-    )
-    return RestorePlan(wire.manifest, wire.n_tokens, chunks)
-
-
-def wire_prompt(prompt: PreparedPrompt) -> WirePrompt:
-    """A prepared prompt as it crosses."""
-    return WirePrompt(
-        tokens_to_bytes(prompt.tokens),
-        [(boundary.n_tokens, boundary.kind.value, boundary.n_messages) for boundary in prompt.boundaries],
-        prompt.stable_tokens,
-        prompt.live_tokens,
-    )
-
-
-def prepared_prompt(wire: WirePrompt) -> PreparedPrompt:
-    """The reverse of ``wire_prompt``."""
-    return PreparedPrompt(
-        tokens=tuple(tokens_from_bytes(wire.tokens)),
-        boundaries=tuple(Boundary(n, BoundaryKind(kind), messages) for n, kind, messages in wire.boundaries),
-        stable_tokens=wire.stable_tokens,
-        live_tokens=wire.live_tokens,
-    )
-
-
-def wire_chunks(chunks: Sequence[WrittenChunk]) -> list[WireChunk]:
-    """Written chunks; their path is the caller's own."""
-    return [WireChunk(c.index, b"", c.offset, c.length_bytes, bytes(c.hash)) for c in chunks]
-
-
-def written_chunks(chunks: Sequence[WireChunk]) -> tuple[WrittenChunk, ...]:
-    """The reverse of ``wire_chunks``."""
-    return tuple(WrittenChunk(c.index, c.offset, c.length, ChunkHash(c.hash)) for c in chunks)
-
-
-def ready_event(info: ModelInfo) -> ReadyEvent:
-    """The loaded model as an event."""
-    made = info.producer
-    return ReadyEvent(
-        id=0,
-        name=text_bytes(info.name),
-        path=text_bytes(str(info.path)),
-        fingerprints=[info.fingerprint.encode()] if info.fingerprint is not None else [],
-        producer=[*(text_bytes(t) for t in (made.runtime, made.versions, made.device, made.system)), made.prefill_step],
-        tokenizer_digest=info.tokenizer_digest,
-        template_digest=info.template_digest,
-        window_tokens=info.window_tokens,
-        kv_bytes_per_token=info.kv_bytes_per_token,
-        weights_size_bytes=info.weights_size_bytes,
-        memory_budget_bytes=info.memory_budget_bytes,
-        refusal=text_bytes(info.refusal),
-    )
-
-
-def model_info(event: ReadyEvent) -> ModelInfo:
-    """The reverse of ``ready_event``."""
-    runtime, versions, device, system = (bytes_text(text) for text in event.producer[:4])
-    return ModelInfo(
-        name=bytes_text(event.name),
-        path=Path(bytes_text(event.path)),
-        fingerprint=decode_fingerprint(event.fingerprints[0]) if event.fingerprints else None,
-        producer=Producer(
-            runtime=runtime, versions=versions, device=device, system=system, prefill_step=event.producer[4]
-        ),
-        tokenizer_digest=event.tokenizer_digest,
-        template_digest=event.template_digest,
-        window_tokens=event.window_tokens,
-        kv_bytes_per_token=event.kv_bytes_per_token,
-        weights_size_bytes=event.weights_size_bytes,
-        memory_budget_bytes=event.memory_budget_bytes,
-        shareable=not event.refusal,
-        refusal=bytes_text(event.refusal),
-    )

@@ -45,7 +45,8 @@ from kvnet.engine.mlx.loader import load_folder  # noqa: E402
 from kvnet.engine.mlx.prefill import prefill, step_ends  # noqa: E402
 from kvnet.engine.mlx.requests import CancelledRequestError, Request  # noqa: E402
 from kvnet.engine.scratch import scratch_restore  # noqa: E402
-from kvnet.engine.wire import ExportedEvent, FailedEvent, GeneratedEvent, Record, written_chunks  # noqa: E402
+from kvnet.engine.wire import ExportedEvent, FailedEvent, GeneratedEvent, Record  # noqa: E402
+from kvnet.engine.wire_values import written_chunks  # noqa: E402
 from kvnet.errors import BusyError, NoLiveStateError, OverBudgetError, WindowError  # noqa: E402
 from kvnet.format.hashes import blake3_hash  # noqa: E402
 from kvnet.format.prefix import tokens_from_bytes  # noqa: E402

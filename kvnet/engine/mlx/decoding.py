@@ -19,7 +19,8 @@ from mlx_lm.generate import GenerationBatch, StopSequences
 from kvnet.engine.mlx.caches import as_batch, evaluate, unbatched
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.stopping import StopText
-from kvnet.engine.wire import DeltaEvent, FirstTokenEvent, GeneratedEvent, error_event, text_bytes
+from kvnet.engine.wire import DeltaEvent, FirstTokenEvent, GeneratedEvent
+from kvnet.engine.wire_values import error_event, text_bytes
 from kvnet.errors import EngineError
 from kvnet.format.prefix import tokens_to_bytes
 

@@ -19,7 +19,8 @@ from kvnet.engine.mlx.json_schema import JsonGrammars
 from kvnet.engine.mlx.logprobs import ToldTokens, chat_logprobs, text_logprobs
 from kvnet.engine.mlx.requests import CancelledRequestError, Request, microseconds
 from kvnet.engine.mlx.responses import NotStartedError, Responses, Submit
-from kvnet.engine.wire import BodyEvent, CompletedEvent, Record, StartedEvent, error_event
+from kvnet.engine.wire import BodyEvent, CompletedEvent, Record, StartedEvent
+from kvnet.engine.wire_values import error_event
 from kvnet.errors import BusyError
 from kvnet.format.prefix import tokens_to_bytes
 

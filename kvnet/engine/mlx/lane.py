@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvnet.engine.mlx.live import TokenArray, as_token_array, common_prefix
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
 from kvnet.engine.mlx.running import Prefilled, Reused, Runner
-from kvnet.engine.wire import error_event
+from kvnet.engine.wire_values import error_event
 
 __all__ = ["Lane", "Prefilled", "Reused", "Runner"]
 

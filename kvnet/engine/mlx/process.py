@@ -51,8 +51,10 @@ from kvnet.engine.wire import (
     TextOfCall,
     TokenizeCall,
     TokensEvent,
-    bytes_text,
     encode_frame,
+)
+from kvnet.engine.wire_values import (
+    bytes_text,
     error_event,
     prepared_prompt,
     ready_event,

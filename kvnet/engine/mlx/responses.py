@@ -19,7 +19,8 @@ from kvnet.engine.mlx.json_schema import JsonGrammars
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
 from kvnet.engine.mlx.running import Prefilled, Reused
 from kvnet.engine.mlx.sampling import make_processors, make_sampler
-from kvnet.engine.wire import FailedEvent, ProgressEvent, Record, raised_error
+from kvnet.engine.wire import FailedEvent, ProgressEvent, Record
+from kvnet.engine.wire_values import raised_error
 
 CLI_ARGUMENTS = Namespace(max_tokens=512, temp=0.0, top_p=1.0, top_k=0, min_p=0.0, num_draft_tokens=3, model=None)
 """Defaults of a request, where mlx-lm's server reads them: its command line's own."""

@@ -25,7 +25,8 @@ from kvnet.engine.mlx.loader import LoadedModel
 from kvnet.engine.mlx.prefill import last_logits, prefill, step_ends
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.states import State, States, Wish
-from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, SampleEvent, WireOrigin, wire_chunks
+from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, SampleEvent, WireOrigin
+from kvnet.engine.wire_values import wire_chunks
 from kvnet.errors import BusyError, CompatibilityError, EngineError
 from kvnet.format.sample import SAMPLE_STEP, SAMPLE_TOKENS, SAMPLE_VERSION, Sample, sample_tokens
 
