@@ -8,9 +8,14 @@ with one, and giving them to OpenSSL in memory, costs a copy and saves more. Sen
 import contextlib
 import socket
 import ssl
-from typing import Final
+from collections.abc import Callable
+from typing import Final, cast
 
 PIECE_BYTES: Final = 256 * 1024
+
+FULL_RECORD_BYTES: Final = 5 + 16 * 1024 + 1 + 16
+"""A record of 16 KiB on the wire (RFC 8446, section 5.2): header, bytes, their type, and the tag of AES-GCM or
+ChaCha20-Poly1305. Nearly all records of a chunk are such."""
 
 
 class BufferedTls:
@@ -29,8 +34,6 @@ class BufferedTls:
         self._piece = memoryview(bytearray(PIECE_BYTES))
         self._unsent = memoryview(b"")
         self._accepted = 0
-        self.read_record = self._tls.read
-        """Give out at most so many bytes of one record into a buffer; `ssl.SSLWantReadError` asks for a `refill`."""
 
     def fileno(self) -> int:
         """Of the socket."""
@@ -52,7 +55,7 @@ class BufferedTls:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
-                if not self.refill():
+                if not self._refill():
                     raise
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
@@ -72,11 +75,39 @@ class BufferedTls:
             try:
                 return self._tls.read(n_bytes)
             except ssl.SSLWantReadError:
-                if not self.refill():
+                if not self._refill():
                     raise
 
-    def refill(self) -> bool:
-        """Take what has come on the socket; False when that is nothing.
+    def receive_some(self, view: memoryview, enough_bytes: int) -> int:
+        """Receive what is there, at most ``len(view)`` bytes, and no more records once there are `enough_bytes`.
+
+        Raises:
+            ssl.SSLError: the peer ended the connection, with or without a word, or TLS failed; `ssl.SSLWantReadError`
+                for nothing yet.
+            OSError: the connection broke.
+        """
+        read, size, filled = cast("Callable[[int, memoryview], int]", self._tls.read), len(view), 0
+        try:
+            while filled < enough_bytes:
+                # Asking OpenSSL for a record that is not whole costs as much as decrypting one: what is certainly whole
+                # is asked for, and only when the socket gives nothing more, what may be.
+                n_whole = self._incoming.pending // FULL_RECORD_BYTES
+                if not n_whole and not self._tls.pending() and self._refill():
+                    continue
+                for _ in range(n_whole or 1):
+                    received = read(size, view[filled:])
+                    filled += received
+                    if filled >= enough_bytes:
+                        break
+                if not received:
+                    raise ssl.SSLZeroReturnError(ssl.SSL_ERROR_ZERO_RETURN, "the peer ended the connection")
+        except OSError:
+            if not filled:
+                raise
+        return filled
+
+    def _refill(self) -> bool:
+        """Take what has come on the socket; False when that is nothing, or the end: OpenSSL will say so.
 
         Raises:
             OSError: the connection broke.
@@ -92,7 +123,7 @@ class BufferedTls:
             self._incoming.write(self._piece[:received])
         else:
             self._incoming.write_eof()
-        return True
+        return received > 0
 
     def send(self, data: memoryview | bytes) -> int:
         """Send; returns how many bytes were taken.

@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 import trio
@@ -49,7 +50,7 @@ class Link:
 
     def __init__(self, sock: socket.socket | BufferedTls) -> None:
         self._socket = sock
-        self._read, self._refill = _reading(sock)
+        self._receive = sock.receive_some if isinstance(sock, BufferedTls) else partial(_receive_some, _reading(sock))
         self._woken, self._waker = os.pipe()
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
@@ -98,26 +99,12 @@ class Link:
         Raises:
             NetworkError: the connection ended or broke.
         """
-        read = self._read
-        filled, end = 0, min(len(view), RECEIVE_PIECE_BYTES)
         try:
-            while filled < end:
-                try:
-                    # TLS gives out one record, at most 16 KiB, at a time.
-                    while filled < end and (received := read(len(view) - filled, view[filled:])):
-                        filled += received
-                except _WANT_READ:
-                    if not self._refill():
-                        break
-                    continue
-                if filled < end:
-                    if filled:
-                        break
-                    raise NetworkError("expected more bytes, the peer ended the connection")
+            return self._receive(view, min(len(view), RECEIVE_PIECE_BYTES))
+        except _WANT_READ:
+            return 0
         except OSError as error:
-            if not filled:
-                raise _broken(error) from error
-        return filled
+            raise _broken(error) from error
 
     def receive_into(self, view: memoryview, *, silence_s: float) -> None:
         """Fill `view`.
@@ -251,17 +238,25 @@ def _nothing() -> None:
     pass
 
 
-def _reading(sock: socket.socket | BufferedTls) -> tuple[Callable[[int, memoryview], int], Callable[[], bool]]:
-    """How bytes come out of a connection, and how more come into what it has in memory."""
-    if isinstance(sock, BufferedTls):
-        return cast("Callable[[int, memoryview], int]", sock.read_record), sock.refill
+def _reading(sock: socket.socket) -> Callable[[int, memoryview], int]:
+    """What receives at most so many bytes into a buffer."""
     if isinstance(sock, ssl.SSLSocket):
-        return cast("Callable[[int, memoryview], int]", sock.read), _nothing_more
-    return lambda n_bytes, view: sock.recv_into(view, n_bytes), _nothing_more
+        return cast("Callable[[int, memoryview], int]", sock.read)
+    return lambda n_bytes, view: sock.recv_into(view, n_bytes)
 
 
-def _nothing_more() -> bool:
-    return False
+def _receive_some(read: Callable[[int, memoryview], int], view: memoryview, enough_bytes: int) -> int:
+    """As `BufferedTls.receive_some`. TLS gives out one record, at most 16 KiB, at a time."""
+    size, filled = len(view), 0
+    try:
+        while filled < enough_bytes and (received := read(size - filled, view[filled:])):
+            filled += received
+    except OSError:
+        if not filled:
+            raise
+    if not filled:
+        raise NetworkError("expected more bytes, the peer ended the connection")
+    return filled
 
 
 def _broken(error: OSError) -> NetworkError:

@@ -21,13 +21,19 @@ from kvnet.protocol.messages import CancelChunks, ChunkRefused, GetChunks, decod
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""
 
+AT_REST_BYTES: Final = 4 * 1024 * 1024
+"""Memory of buffers that a connection keeps between fetches."""
+
 REPORT_S: Final = 0.25
 """How often bytes of a chunk that is not whole are reported, while the thread waits for more."""
 
-TOGETHER_BYTES: Final = 4 * 1024 * 1024
+TOGETHER_BYTES: Final = 8 * 1024 * 1024
 TOGETHER_S: Final = 0.02
 """Whole chunks are handed over together: so many bytes, or whatever has come after so much time. Each handing over
 makes both threads wait for the interpreter in turn."""
+
+HASHED_BYTES: Final = 64 * 1024
+"""Bytes hashed at a time are a multiple of this, but for the last of a chunk."""
 
 WAIT_S: Final = 3600.0
 """One wait of the thread; who is too slow is decided elsewhere, and then the link is stopped."""
@@ -154,7 +160,7 @@ class Receiver:
     def rest(self) -> None:
         """Nothing will be asked for a while: give back the memory of buffers, but for the first few chunks."""
         kept_bytes = sum(map(len, self._free))
-        while kept_bytes > TOGETHER_BYTES and self._free:
+        while kept_bytes > AT_REST_BYTES and self._free:
             # The thread takes none now: nothing is expected.
             kept_bytes -= len(self._free.pop())
 
@@ -305,14 +311,17 @@ class Receiver:
     def _receive_chunk(self, index: int, length: int) -> None:
         view = self._buffer(length)
         hasher = blake3()
-        filled = 0
+        filled = hashed = 0
         while filled < length:
             received = self._link.receive_some(view[filled:])
             if received:
-                # Hashed while it is still in the processor's cache.
-                hasher.update(view[filled : filled + received])
                 filled += received
                 self._unreported += received
+                # Hashed while it is still in the processor's cache, and in pieces that BLAKE3 hashes side by side.
+                whole = filled - filled % HASHED_BYTES if filled < length else length
+                if whole > hashed:
+                    hasher.update(view[hashed:whole])
+                    hashed = whole
             else:
                 self._wait(length - filled)
             if self._wanted:

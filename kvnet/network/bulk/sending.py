@@ -104,7 +104,7 @@ class Sender:
         self._link = link
         self._peer = peer
         self._source = source
-        self._buffer = bytearray()
+        self._buffer = memoryview(bytearray())
         self._frames = FrameReader()
         self._piece = memoryview(bytearray(ASK_PIECE_BYTES))
         self._asked: deque[GetChunks] = deque()
@@ -167,44 +167,45 @@ class Sender:
 
     def _answer(self, request: GetChunks) -> None:
         self._taken_back = max(0, self._taken_back - 1)
-        left = dict.fromkeys(request.indices)
-        with closing(self._source.answers(self._peer, request, self._room)) as answers:
-            while not self._is_taken_back() and (answer := next(answers, None)) is not None:
-                if not isinstance(answer, Pause):
-                    left.pop(answer.index, None)
-                self._send_answer(answer)
-                if len(self._asked) < MAX_ASKED and time.monotonic() >= self._looked_s + LOOK_S:
-                    self._look()
-        for index in left if self._is_taken_back() else ():
+        n_answered = 0
+        if not self._is_taken_back():
+            with closing(self._source.answers(self._peer, request, self._room)) as answers:
+                for answer in answers:
+                    if isinstance(answer, Pause):
+                        self._link.pause(answer.seconds)
+                    else:
+                        self._send_answer(answer)
+                        n_answered += 1
+                    if time.monotonic() >= self._looked_s + LOOK_S and len(self._asked) < MAX_ASKED:
+                        self._look()
+                        if self._is_taken_back():
+                            break
+        # Answers come in the order asked for.
+        for index in request.indices[n_answered:] if self._is_taken_back() else ():
             self._send_answer(ChunkRefused(index=index, reason=RefusalReason.CANCELLED))
 
     def _is_taken_back(self) -> bool:
         """Whether the request that is being answered is wanted no more."""
         return self._taken_back > 0
 
-    def _send_answer(self, answer: Answer) -> None:
-        match answer:
-            case HeldChunk(index, data, spread_s):
-                self._send_chunk(index, data, spread_s)
-            case Pause(seconds):
-                self._link.pause(seconds)
-            case _:
-                self._send(memoryview(encode_frame(encode_message(answer))))
-
     def _room(self, n_bytes: int) -> memoryview:
         if len(self._buffer) < HEADROOM_BYTES + n_bytes:
-            self._buffer = bytearray(HEADROOM_BYTES + n_bytes)
-        return memoryview(self._buffer)[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
+            self._buffer = memoryview(bytearray(HEADROOM_BYTES + n_bytes))
+        return self._buffer[HEADROOM_BYTES : HEADROOM_BYTES + n_bytes]
 
-    def _send_chunk(self, index: int, data: BytesLike, spread_s: float) -> None:
-        header = chunk_header_frame(index, len(data))
+    def _send_answer(self, answer: HeldChunk | ChunkRefused) -> None:
+        if isinstance(answer, ChunkRefused):
+            self._send(memoryview(encode_frame(encode_message(answer))))
+            return
+        data = answer.data
+        header = chunk_header_frame(answer.index, len(data))
         start = HEADROOM_BYTES - len(header)
-        if isinstance(data, memoryview) and data.obj is self._buffer and start >= 0:
+        if isinstance(data, memoryview) and data.obj is self._buffer.obj and start >= 0:
             self._buffer[start:HEADROOM_BYTES] = header
-            self._send_spread(memoryview(self._buffer)[start : HEADROOM_BYTES + len(data)], spread_s)
+            self._send_spread(self._buffer[start : HEADROOM_BYTES + len(data)], answer.spread_s)
         else:
             self._send(memoryview(header))
-            self._send_spread(memoryview(data), spread_s)
+            self._send_spread(memoryview(data), answer.spread_s)
 
     def _send_spread(self, view: memoryview, spread_s: float) -> None:
         """In pieces with pauses between, so that a peer is never silent for long."""
