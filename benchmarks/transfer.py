@@ -27,8 +27,8 @@ from benchmarks.transfer_bare import CORRECTIONS_S, PIECE_BYTES, processor_s, re
 from benchmarks.transfer_peers import QUIET, scratch, serving
 from benchmarks.transfer_swarm import N_PROVIDERS, Swarm
 from kvnet.exchange.chunk_fetch import ChunkFetch
-from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
+from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash

@@ -15,8 +15,8 @@ from benchmarks.transfer_bare import warm_memory
 from benchmarks.transfer_peers import QUIET, Served, serving
 from kvnet.exchange.bulk_warm import TAKEN_BACK_S
 from kvnet.exchange.events import FetchProgress
-from kvnet.exchange.fetcher import Located
 from kvnet.exchange.lane import ThreadLane
+from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash

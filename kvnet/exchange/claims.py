@@ -8,11 +8,13 @@ import trio
 from kvnet.engine.interface import ModelInfo
 from kvnet.errors import IntegrityError, KvnetError, PeerRefusedError
 from kvnet.exchange.events import PrefixFetched
+from kvnet.exchange.fetch_job import TokenIds
 from kvnet.exchange.fetch_pack import ProgressCallback
-from kvnet.exchange.fetcher import ArtifactFetcher, Located, SessionsOf, TokenIds
+from kvnet.exchange.fetcher import ArtifactFetcher
 from kvnet.exchange.flights import Shared
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.locating import Located, SessionsOf
 from kvnet.exchange.planning import Missing, PlanReport, Weigher, link_to, missing_chunks
 from kvnet.exchange.reuse import Lossy, Rejected, judge
 from kvnet.exchange.session import PeerSession
@@ -247,7 +249,7 @@ class ClaimChecks:
         for session in self._who_shows(query, candidate):
             slot = session.slots[query.namespace]
             try:
-                signed = await self._fetcher.signed_manifest(session, slot, bytes(candidate.artifact))
+                signed = await self._fetcher.locator.signed_manifest(session, slot, bytes(candidate.artifact))
             except KvnetError as error:
                 reasons.append(str(error))
                 if isinstance(error, PeerRefusedError) and error.reason == RefusalReason.UNKNOWN:

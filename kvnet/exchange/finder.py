@@ -16,10 +16,11 @@ from kvnet.exchange.choosing import choose
 from kvnet.exchange.claims import Checked, ClaimChecks, Prompt, Search, Showing
 from kvnet.exchange.events import FetchProgress, PrefixFetched
 from kvnet.exchange.fetch_pack import ProgressCallback
-from kvnet.exchange.fetcher import ArtifactFetcher, Fetched, SessionsOf
+from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
 from kvnet.exchange.flights import Flights, Shared, Watch
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
+from kvnet.exchange.locating import SessionsOf
 from kvnet.exchange.lookups import Lookups, OpenSession
 from kvnet.exchange.planning import Happened, Weigher, link_to, rate_words
 from kvnet.exchange.race import GRACE_S, PlannedRace, Race
