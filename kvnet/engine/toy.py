@@ -5,8 +5,7 @@ one wrong byte gets another text. Work takes no time unless a cost is given, and
 mock clock drives it. It never uses threads.
 """
 
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import trio
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from kvnet.engine import toy_answers
 from kvnet.engine.interface import (
@@ -42,40 +40,31 @@ from kvnet.engine.interface import (
     PromptRequest,
     RestorePlan,
     TextDelta,
-    WrittenChunk,
 )
-from kvnet.engine.tiles import decode_tile, encode_tile
-from kvnet.errors import (
-    CompatibilityError,
-    CrowdedError,
-    EngineError,
-    IntegrityError,
-    NoLiveStateError,
-    OverBudgetError,
-    WindowError,
+from kvnet.engine.toy_model import (
+    BOS,
+    EOS,
+    N_LAYERS,
+    NO_ROWS,
+    PREFILL_STEP,
+    TURN,
+    VOCABULARY,
+    Rows,
+    answer_tokens,
+    extended,
+    read_rows,
+    rendered,
+    step_begins,
+    text_tokens,
+    tokens_text,
+    toy_fingerprint,
+    write_tiles,
 )
-from kvnet.format.chunks import ChunkKind, ChunkPlan, ChunkSpec, layer_groups
-from kvnet.format.fingerprint import Fingerprint, LayerLayout, Producer
-from kvnet.format.hashes import blake3_hash
+from kvnet.errors import CompatibilityError, CrowdedError, EngineError, NoLiveStateError, OverBudgetError, WindowError
+from kvnet.format.fingerprint import LayerLayout, Producer
 from kvnet.format.manifest import decode_manifest
 from kvnet.format.prefix import common_prefix
 from kvnet.format.sample import SAMPLE_VERSION, Sample, parts_of, sample_tokens
-from kvnet.format.tensor import DType, LayerKind
-
-N_LAYERS, HEADS, DIM = 2, 2, 8
-"""Shape of the toy's K/V: 256 bytes a token."""
-
-PREFILL_STEP = 512
-"""Tokens between two progress events, at absolute multiples, as the real engine's on a CPU."""
-
-BOS, EOS, TURN, FIRST_BYTE = 0, 1, 2, 3
-"""Token ids: start of text, end of a message, start of a message, and the byte 0 of UTF-8."""
-
-VOCABULARY = FIRST_BYTE + 256
-"""Token ids there are."""
-
-Rows = NDArray[np.float32]
-"""(tokens, layers, K or V, heads, dim)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +93,6 @@ async def open_toy_engine(
     engine = ToyEngine(model_path, costs or ToyCosts(), window_tokens, budget_bytes, live_bytes=live_bytes)
     yield engine
     await engine.aclose()
-
-
-def toy_fingerprint(name: str) -> Fingerprint:
-    """The fingerprint of the toy model of that name."""
-    kind = LayerKind(cache="kv", heads=HEADS, k_dim=DIM, v_dim=DIM, dtype=DType.FLOAT32)
-    return Fingerprint(
-        weights=blake3_hash(b"toy weights " + name.encode()),
-        config=blake3_hash(b"toy config"),
-        adapters=(),
-        architecture="toy",
-        layers=LayerLayout(kinds=(kind,), order=bytes(N_LAYERS)),
-    )
 
 
 class ToyEngine(Engine):
@@ -162,21 +139,21 @@ class ToyEngine(Engine):
     async def render(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
         """See ``Engine.render``; every template input is printed at the head."""
         await trio.lowlevel.checkpoint()
-        return _render(messages, template_inputs, answer=True)
+        return rendered(messages, template_inputs, answer=True)
 
     async def tokenize(self, text: str) -> list[int]:
         """See ``Engine.tokenize``."""
         await trio.lowlevel.checkpoint()
-        return [BOS, *_bytes_tokens(text)]
+        return [BOS, *text_tokens(text)]
 
     async def context_tokens(self, messages: Sequence[JsonObject], template_inputs: JsonObject) -> list[int]:
         """See ``Engine.context_tokens``."""
         await trio.lowlevel.checkpoint()
         first, second = (
-            _render([*messages, {"role": "user", "content": question}], template_inputs, answer=True)
+            rendered([*messages, {"role": "user", "content": question}], template_inputs, answer=True)
             for question in ("a", "b")
         )
-        own = _render(messages, template_inputs, answer=False)
+        own = rendered(messages, template_inputs, answer=False)
         return first[: min(common_prefix(first, second), common_prefix(first, own))]
 
     async def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
@@ -195,11 +172,11 @@ class ToyEngine(Engine):
         if request.first_block * 256 > len(restored):
             raise EngineError(f"blocks before {request.first_block} are not restored")
         restore_s, began = trio.current_time() - began, trio.current_time()
-        for done in _steps(len(restored), len(tokens)):
+        for done in step_begins(len(restored), len(tokens)):
             yield PrefillProgress(done, len(tokens))
             await self._prefill_cost(done, len(tokens))
-        rows = _extend(restored, tokens)
-        written = _write_tiles(request, self._layers, rows)
+        rows = extended(restored, tokens)
+        written = write_tiles(request, self._layers, rows)
         yield PrefillProgress(len(tokens), len(tokens))
         prefill_s = trio.current_time() - began
         yield Exported(written, len(restored), len(tokens) - len(restored), restore_s, prefill_s, origins)
@@ -210,44 +187,46 @@ class ToyEngine(Engine):
         tokens = self._admit(request.tokens, request.max_tokens)
         restored = await self._restore(request.restore, len(tokens) - 1)
         restore_s, began = trio.current_time() - accepted, trio.current_time()
-        for done in _steps(len(restored), len(tokens) - 1):
+        for done in step_begins(len(restored), len(tokens) - 1):
             yield PrefillProgress(done, len(tokens))
             await self._prefill_cost(done, len(tokens) - 1)
         prefill_s = trio.current_time() - began
-        rows = _extend(restored, tokens)
+        rows = extended(restored, tokens)
         made: list[int] = []
-        state = blake3(rows.tobytes())
-        reason = "length"
-        ttft_s = 0.0
-        for _ in range(request.max_tokens):
+        reason, ttft_s = "length", 0.0
+        for token in answer_tokens(rows, request.max_tokens):
             await trio.sleep(self._costs.decode_s_per_token)
-            token = _next_token(state.digest())
             if not made:
                 ttft_s = trio.current_time() - accepted
                 yield FirstToken(ttft_s)
-            elif token == EOS:
+            if token == EOS:
                 reason = "stop"
                 break
-            token = FIRST_BYTE + ord("a") if token == EOS else token
             made.append(token)
-            state.update(token.to_bytes(4, "little"))
-            yield TextDelta(_text([token]), token)
+            yield TextDelta(tokens_text([token]), token)
         yield Generated(
-            _text(made), tuple(made), reason, ttft_s, len(restored), len(tokens) - len(restored), restore_s, prefill_s
+            text=tokens_text(made),
+            tokens=tuple(made),
+            finish_reason=reason,
+            ttft_s=ttft_s,
+            restored_tokens=len(restored),
+            prefilled_tokens=len(tokens) - len(restored),
+            restore_s=restore_s,
+            prefill_s=prefill_s,
         )
 
     async def logits(self, request: LogitsRequest) -> Logits:
         """See ``Engine.logits``: 64 values that depend on every K/V row."""
         tokens = self._admit(request.tokens, 0)
         restored = await self._restore(request.restore, len(tokens) - 1)
-        digest = blake3(_extend(restored, tokens).tobytes()).digest(length=64)
+        digest = blake3(extended(restored, tokens).tobytes()).digest(length=64)
         values = np.frombuffer(digest, np.uint8).astype("<f4").tobytes()
         return Logits(values, (len(tokens) - 1,) * N_LAYERS)
 
     async def prepare(self, request: PromptRequest) -> PreparedPrompt:
         """See ``Engine.prepare``."""
         await trio.lowlevel.checkpoint()
-        tokens, boundaries = toy_answers.prompt_of(request, _render, lambda text: [BOS, *_bytes_tokens(text)])
+        tokens, boundaries = toy_answers.prompt_of(request, rendered, lambda text: [BOS, *text_tokens(text)])
         return PreparedPrompt(tokens, boundaries, len(tokens), min(self._held(tokens)[0], len(tokens) - 1))
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionEvent, None]:
@@ -265,10 +244,10 @@ class ToyEngine(Engine):
         restore_s, began = trio.current_time() - accepted, trio.current_time()
         yield CompletionStarted(200, asked.content_type, live_tokens, restored, restore_s)
         await trio.sleep((len(tokens) - len(rows)) * self._costs.prefill_s_per_token)
-        prefill_s, begun_with, rows = trio.current_time() - began, len(rows), _extend(rows, tokens)
+        prefill_s, begun_with, rows = trio.current_time() - began, len(rows), extended(rows, tokens)
         made: list[int] = []
         ttft_s, reason = 0.0, "length"
-        for token in _answer(rows, asked.max_tokens):
+        for token in answer_tokens(rows, asked.max_tokens):
             await trio.sleep(self._costs.decode_s_per_token)
             ttft_s = ttft_s or trio.current_time() - accepted
             if token == EOS:
@@ -276,8 +255,8 @@ class ToyEngine(Engine):
                 break
             made.append(token)
             if asked.stream:
-                yield CompletionBody(asked.piece(_text([token])))
-        yield CompletionBody(asked.end(_text(made), reason, len(tokens), len(made), live_tokens + restored))
+                yield CompletionBody(asked.piece(tokens_text([token])))
+        yield CompletionBody(asked.end(tokens_text(made), reason, len(tokens), len(made), live_tokens + restored))
         origins = self._origins_of(tokens) if live_tokens else ()
         if restored and request.restore is not None:
             origins = (Origin(request.restore.manifest, restored),)
@@ -315,7 +294,7 @@ class ToyEngine(Engine):
 
     def _keep(self, tokens: list[int], rows: Rows) -> bool:
         """Keeps the rows of these tokens if they fit; those kept first make room."""
-        rows = _extend(rows, tokens)
+        rows = extended(rows, tokens)
         room_bytes = min(self._live_bytes, self._limit_bytes - self.info.weights_size_bytes)
         fits = rows.nbytes <= room_bytes
         if fits:
@@ -331,7 +310,7 @@ class ToyEngine(Engine):
         """See ``Engine.text_of``; special tokens are shown by their names."""
         await trio.lowlevel.checkpoint()
         names = {BOS: "<s>", EOS: "</s>", TURN: "<turn>"}
-        return "".join(names.get(token, "") or _text([token]) for token in tokens)
+        return "".join(names.get(token, "") or tokens_text([token]) for token in tokens)
 
     async def live(self) -> LiveCaches:
         """See ``Engine.live``."""
@@ -355,9 +334,9 @@ class ToyEngine(Engine):
         if self._closed:
             raise EngineError("the engine is closed")
         tokens = sample_tokens(VOCABULARY)
-        for done in _steps(0, len(tokens)):
+        for done in step_begins(0, len(tokens)):
             await self._prefill_cost(done, len(tokens))
-        rows = _extend(np.zeros((0, N_LAYERS, 2, HEADS, DIM), np.float32), tokens) * np.float32(1.0 + self.error)
+        rows = extended(NO_ROWS, tokens) * np.float32(1.0 + self.error)
         parts = [rows[part.position, part.layer, int(part.values)] for part in parts_of(self._layers)]
         fingerprint = toy_fingerprint(self._info.name)
         return Sample(
@@ -403,7 +382,7 @@ class ToyEngine(Engine):
     async def _restore(self, plan: RestorePlan | None, limit: int) -> Rows:
         await trio.lowlevel.checkpoint()
         if plan is None or limit == 0:
-            return np.zeros((0, N_LAYERS, 2, HEADS, DIM), np.float32)
+            return NO_ROWS
         manifest = decode_manifest(plan.manifest)
         expected = toy_fingerprint(self._info.name)
         if manifest.fingerprint.hash != expected.hash:
@@ -411,109 +390,6 @@ class ToyEngine(Engine):
         if not 0 < plan.n_tokens <= manifest.n_tokens:
             raise CompatibilityError(f"expected to reuse 1 to {manifest.n_tokens} tokens, found {plan.n_tokens}")
         n_tokens = min(plan.n_tokens, limit)
-        rows = np.zeros((manifest.n_tokens, N_LAYERS, 2, HEADS, DIM), np.float32)
-        layout = manifest.plan()
-        held = {chunk.index: chunk for chunk in plan.chunks}
-        for index in layout.needed_for(n_tokens):
-            spec = layout[index]
-            if spec.kind != ChunkKind.TILE:
-                continue
-            if index not in held:
-                raise CompatibilityError(f"restore needs tile {index}; the plan does not say where it lies")
-            chunk = held[index]
-            stored = _read(chunk.path, chunk.offset, chunk.length_bytes)
-            if blake3_hash(stored) != chunk.hash:
-                raise IntegrityError(f"chunk {index} does not match its hash")
-            _put(spec, decode_tile(manifest.codec, self._layers, spec, stored), rows)
+        rows = read_rows(plan, manifest, n_tokens)
         await trio.sleep(n_tokens * self._costs.restore_s_per_token)
-        return rows[:n_tokens]
-
-
-def _bytes_tokens(text: str) -> list[int]:
-    return [FIRST_BYTE + byte for byte in text.encode()]
-
-
-def _text(tokens: Sequence[int]) -> str:
-    return bytes(token - FIRST_BYTE for token in tokens if token >= FIRST_BYTE).decode("utf-8", "replace")
-
-
-def _render(messages: Sequence[JsonObject], inputs: JsonObject, *, answer: bool) -> list[int]:
-    tokens = [BOS, *_bytes_tokens("".join(f"{key}={inputs[key]}\n" for key in sorted(inputs)))]
-    for message in messages:
-        tokens += [TURN, *_bytes_tokens(f"{message['role']}\n{message['content']}"), EOS]
-    return [*tokens, TURN, *_bytes_tokens("assistant\n")] if answer else tokens
-
-
-def _steps(start: int, end: int) -> list[int]:
-    """Where steps from ``start`` to ``end`` begin."""
-    multiples = range((start // PREFILL_STEP + 1) * PREFILL_STEP, end, PREFILL_STEP)
-    return [start, *multiples] if end > start else []
-
-
-def _extend(rows: Rows, tokens: Sequence[int]) -> Rows:
-    """Rows of all tokens: given ones first, each further one from the row before it and its token."""
-    out = np.zeros((len(tokens), N_LAYERS, 2, HEADS, DIM), np.float32)
-    out[: len(rows)] = rows
-    before = rows[-1].tobytes() if len(rows) else b""
-    for i in range(len(rows), len(tokens)):
-        digest = blake3(before + int(tokens[i]).to_bytes(4, "little")).digest(length=out[i].size)
-        out[i] = np.frombuffer(digest, np.uint8).reshape(out[i].shape)
-        before = out[i].tobytes()
-    return out
-
-
-def _answer(rows: Rows, max_tokens: int) -> Iterator[int]:
-    """Tokens that follow from all rows; the first is never the end."""
-    state = blake3(rows.tobytes())
-    for n in range(max_tokens):
-        token = _next_token(state.digest())
-        token = FIRST_BYTE + ord("a") if token == EOS and not n else token
-        state.update(token.to_bytes(4, "little"))
-        yield token
-
-
-def _next_token(digest: bytes) -> int:
-    # One in 32 ends the text; the others are letters and spaces.
-    choice = digest[0] % 32
-    return EOS if choice == 31 else FIRST_BYTE + b"abcdefghijklmnopqrstuvwxyz     "[choice]
-
-
-def _write_tiles(request: ExportRequest, layers: LayerLayout, rows: Rows) -> tuple[WrittenChunk, ...]:
-    plan = ChunkPlan(
-        n_tokens=len(rows), layers=layers, groups=layer_groups(layers), context_size_bytes=request.context_size_bytes
-    )
-    written: list[WrittenChunk] = []
-    offset = request.pack_offset
-    handle = os.open(request.pack_path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for block in range(request.first_block, -(-len(rows) // 256)):
-            for index in plan.tiles_of_block(block):
-                stored = encode_tile(request.codec, layers, plan[index], _raw(plan[index], rows))
-                os.pwrite(handle, stored, offset)
-                written.append(WrittenChunk(index, offset, len(stored), blake3_hash(stored)))
-                offset += len(stored)
-    finally:
-        os.close(handle)
-    return tuple(written)
-
-
-def _raw(spec: ChunkSpec, rows: Rows) -> bytes:
-    tokens = slice(spec.first_token, spec.first_token + spec.n_tokens)
-    layers = range(spec.first_layer, spec.first_layer + spec.n_layers)
-    parts = [rows[tokens, layer, which].transpose(1, 0, 2) for layer in layers for which in (0, 1)]
-    return b"".join(np.ascontiguousarray(part, dtype="<f4").tobytes() for part in parts)
-
-
-def _put(spec: ChunkSpec, raw: bytes, rows: Rows) -> None:
-    values = np.frombuffer(raw, "<f4").reshape(spec.n_layers, 2, HEADS, spec.n_tokens, DIM)
-    tokens = slice(spec.first_token, spec.first_token + spec.n_tokens)
-    layers = slice(spec.first_layer, spec.first_layer + spec.n_layers)
-    rows[tokens, layers] = values.transpose(3, 0, 1, 2, 4)
-
-
-def _read(path: Path, offset: int, length_bytes: int) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(handle, length_bytes, offset)
-    finally:
-        os.close(handle)
+        return rows

@@ -25,18 +25,8 @@ from kvnet.engine.interface import (
     PreparedPrompt,
     PromptRequest,
 )
-from kvnet.engine.toy import (
-    EOS,
-    FIRST_BYTE,
-    Rows,
-    ToyCosts,
-    ToyEngine,
-    _extend,
-    _next_token,
-    _render,
-    _text,
-    _write_tiles,
-)
+from kvnet.engine.toy import ToyCosts, ToyEngine
+from kvnet.engine.toy_model import EOS, FIRST_BYTE, Rows, extended, next_token, rendered, tokens_text, write_tiles
 from kvnet.errors import EngineCrashedError, NoLiveStateError, PromptError
 from kvnet.format.prefix import common_prefix
 
@@ -80,8 +70,8 @@ class TalkingEngine(ToyEngine):
         messages = json.loads(request.body).get("messages")
         if not messages:
             raise PromptError("expected messages, found none")
-        tokens = _render(messages, request.template_inputs, answer=True)
-        ends = [len(_render(messages[:n], request.template_inputs, answer=False)) for n in range(1, len(messages) + 1)]
+        tokens = rendered(messages, request.template_inputs, answer=True)
+        ends = [len(rendered(messages[:n], request.template_inputs, answer=False)) for n in range(1, len(messages) + 1)]
         boundaries = tuple(Boundary(end, BoundaryKind.MESSAGE, n + 1) for n, end in enumerate(ends))
         live = min(self._longest(tokens)[0], len(tokens) - 1)
         return PreparedPrompt(tuple(tokens), boundaries, len(tokens), live)
@@ -106,21 +96,21 @@ class TalkingEngine(ToyEngine):
         await self._prefill_cost_of(len(tokens) - len(rows))
         prefill_s = trio.current_time() - began_s
         made: list[int] = []
-        answer_rows = _extend(rows, tokens)
+        answer_rows = extended(rows, tokens)
         state = blake3(answer_rows.tobytes())
         for n in range(ANSWER_TOKENS):
             if n == self.crash_at_token:
                 self.crash_at_token = -1
                 raise EngineCrashedError("the engine process ended")
-            token = _next_token(state.digest())
+            token = next_token(state.digest())
             token = FIRST_BYTE + ord("a") if token == EOS else token
             made.append(token)
             state.update(token.to_bytes(4, "little"))
-            yield CompletionBody(_text([token]).encode())
+            yield CompletionBody(tokens_text([token]).encode())
         whole = [*tokens, *made]
         if request.keep_live:
             held = whole[:-1]
-            self.lives.append(Live(tuple(held), _extend(answer_rows, held), origins))
+            self.lives.append(Live(tuple(held), extended(answer_rows, held), origins))
         yield Completed(
             tokens=tuple(made),
             finish_reason="length",
@@ -146,12 +136,12 @@ class TalkingEngine(ToyEngine):
         if live is None or shared < len(request.tokens):
             raise NoLiveStateError("no live cache holds these tokens")
         rows = live.rows[: len(request.tokens)]
-        written = _write_tiles(request, self._layers, rows)
+        written = write_tiles(request, self._layers, rows)
         yield Exported(written, len(rows), 0, 0.0, 0.0, _cut(live.origins, len(rows)))
 
     async def text_of(self, tokens: Sequence[int]) -> str:
         await trio.lowlevel.checkpoint()
-        return _text(tokens)
+        return tokens_text(tokens)
 
     async def live(self) -> LiveCaches:
         await trio.lowlevel.checkpoint()

@@ -10,7 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.toy import ToyCosts, ToyEngine, toy_fingerprint
+from kvnet.engine.toy import ToyCosts, ToyEngine
+from kvnet.engine.toy_model import toy_fingerprint
 from kvnet.errors import PeerRefusedError
 from kvnet.exchange.measured import Finding
 from kvnet.exchange.models import ASKED_PER_PEER, SAMPLES_PER_PEER, ModelExchange, OwnModel

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import trio
 
-from kvnet.engine import toy
+from kvnet.engine.toy_model import rendered
 from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from kvnet_node.asking import Told, ask, decided
 from kvnet_node.control_client import call_running_node
@@ -81,7 +81,7 @@ def simulated(plan: Plan) -> RunResult:
     asked = [(node, plan.warm_up(node)) for node in range(plan.n_nodes)]
     asked += [(node, plan.messages(document, question)) for node, document, question in plan.asked]
     for number, (node, messages) in enumerate(asked):
-        tokens = toy._render(messages, {}, answer=True)
+        tokens = rendered(messages, {}, answer=True)
         segment = builder.segment_of(tokens)
         builder.add(GAP_S * number, node, number, segment, len(tokens), ANSWER_TOKENS)
     machine = Machine(PrefillSpeed([SpeedPoint(0, 1 / plan.prefill_s)]), RESTORE_BYTES_S)

@@ -8,7 +8,8 @@ import trio.testing
 from kvnet.engine.interface import Exported, ExportRequest, Generated, GenerateRequest
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last
-from kvnet.engine.toy import ToyCosts, open_toy_engine, toy_fingerprint
+from kvnet.engine.toy import ToyCosts, open_toy_engine
+from kvnet.engine.toy_model import toy_fingerprint
 
 TOKENS = list(range(3, 203)) * 5
 

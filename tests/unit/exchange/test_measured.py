@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from kvnet.engine.toy import toy_fingerprint
+from kvnet.engine.toy_model import toy_fingerprint
 from kvnet.exchange.measured import KEEP_S, MAX_FINDINGS, Finding, Measurements
 from kvnet.format.fingerprint import Producer
 from kvnet.protocol.ids import PeerId
