@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.network.memory import Link, MemoryNetwork, World
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.network.memory_links import Link
 
 StartNetwork = Callable[..., Awaitable[MemoryNetwork]]
 

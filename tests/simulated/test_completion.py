@@ -14,7 +14,8 @@ from kvnet.exchange.answers import Asked, Body, Finished
 from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import ToKeep
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from tests.simulated.nodes import OTHER, Node, Told, identity, start_node
 from tests.simulated.talking import body
 from tests.simulated.test_failing_disk import FaultyFiles

@@ -11,7 +11,8 @@ from kvnet.errors import NotFoundError, TrustError
 from kvnet.exchange.lane import InlineLane, P, T
 from kvnet.exchange.serving import ChunkServer
 from kvnet.format.chunks import ChunkKind
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from kvnet.store.disk import DiskStore
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 

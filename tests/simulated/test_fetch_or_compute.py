@@ -9,7 +9,8 @@ from trio.testing import MockClock
 from kvnet.engine.toy import ToyCosts
 from kvnet.exchange.planning import LEAST_STORED_SHARE
 from kvnet.format.prefix import BLOCK_TOKENS
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from tests.simulated.nodes import Node, Told, identity, start_node
 

@@ -12,7 +12,8 @@ from kvnet.errors import KvnetError, NotFoundError, PeerUnreachableError, TrustE
 from kvnet.format.hashes import ArtifactHash, artifact_hash_of
 from kvnet.format.manifest import DerivedSpan
 from kvnet.network.interface import ByteStream, StreamKind
-from kvnet.network.memory import Link, MemoryNetwork, World
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.network.memory_links import Link
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages import (
     ChunkHeader,

@@ -13,7 +13,8 @@ from kvnet.exchange.publisher import AddRequest, Publisher
 from kvnet.exchange.reuse import Lossy, Rejected, find_local, judge
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Verdict
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
 from tests.simulated.nodes import Node, identity, start_node
 

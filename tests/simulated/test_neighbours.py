@@ -7,7 +7,8 @@ from trio.testing import MockClock
 
 from kvnet.exchange.neighbours import NeighbourLimits, Neighbours
 from kvnet.network.lan.records import Sighting
-from kvnet.network.memory import Link, MemoryNetwork, World
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.network.memory_links import Link
 from kvnet_node.config import load_config
 from kvnet_node.invocation import Settings
 from kvnet_node.neighbours import Surroundings

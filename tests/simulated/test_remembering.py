@@ -9,7 +9,8 @@ from trio.testing import MockClock
 
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.peer_book import BookLimits, PeerRemembrance, RememberedPeer
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from kvnet.protocol.ids import PeerId
 from tests.simulated.nodes import OTHER, Node, identity, start_node
 

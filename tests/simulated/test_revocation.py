@@ -13,7 +13,8 @@ from kvnet.exchange.meeting import MeetLimits
 from kvnet.exchange.revoking import RevocationGuard
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import block_keys
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 from kvnet.protocol.gossip import RECONCILE_S
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey

@@ -25,7 +25,7 @@ class Eavesdropper:
 
     def __init__(self, world: World) -> None:
         self.streams: dict[tuple[str, PeerId, PeerId], bytearray] = defaultdict(bytearray)
-        world.watch = self._see
+        world.links.watch = self._see
 
     def _see(self, stream: str, source: PeerId, target: PeerId, data: bytes) -> None:
         self.streams[stream, source, target] += data

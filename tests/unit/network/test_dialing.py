@@ -15,7 +15,8 @@ from kvnet.network.dialing import (
     keep_connected,
 )
 from kvnet.network.interface import ProviderHint
-from kvnet.network.memory import Link, World
+from kvnet.network.memory import World
+from kvnet.network.memory_links import Link
 
 
 def test_an_address_is_left_alone_for_longer_after_each_failure() -> None:

@@ -6,7 +6,9 @@ from trio.testing import MockClock
 
 from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
-from kvnet.network.memory import SLOW_READER_LIMIT_S, Link, MemoryNetwork, World
+from kvnet.network.memory import MemoryNetwork, World
+from kvnet.network.memory_links import Link
+from kvnet.network.memory_streams import SLOW_READER_LIMIT_S
 from kvnet.protocol.ids import PeerId
 
 LATENCY_S = 0.1
