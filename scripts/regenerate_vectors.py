@@ -50,6 +50,7 @@ from kvnet.trust.statements import (
     rotation_message,
     sign_statement,
 )
+from scripts.membership_vectors import membership_vectors
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
@@ -449,6 +450,7 @@ def all_vectors() -> dict[str, bytes]:
         "codecs.json": codec_vectors,
         "fingerprint.json": fingerprint_vectors,
         "manifest.json": manifest_vectors,
+        "membership.json": membership_vectors,
         "prefix.json": prefix_vectors,
         "q8.json": q8_vectors,
         "statements.json": statement_vectors,

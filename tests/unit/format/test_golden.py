@@ -43,7 +43,7 @@ def test_the_script_says_that_nothing_would_change() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "0 of 9 files would change\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 of 10 files would change\n"), done.stderr
 
 
 def test_the_script_writes_what_is_missing_and_refuses_other_arguments(
