@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kvnet_node.api.anthropic_requests import CACHE_TTL_S, AnswerShape
+from kvnet_node.api.anthropic_conversation import CACHE_TTL_S
+from kvnet_node.api.anthropic_requests import AnswerShape
+from kvnet_node.api.bodies import JsonObject
 from kvnet_node.api.failures import ApiFailure
 from kvnet_node.api.forced_tools import forced_call
-
-JsonObject = dict[str, Any]
 
 SIGNATURE = "unsigned"
 """Stands where Anthropic signs a model's thinking. Clients keep thinking only with a signature, and need it again in

@@ -26,11 +26,10 @@ from kvnet_node.api.anthropic_answers import (
     stop_of,
 )
 from kvnet_node.api.anthropic_requests import AnswerShape
+from kvnet_node.api.bodies import JsonObject
 from kvnet_node.api.event_stream import Comment, EventParser, event_bytes
 from kvnet_node.api.failures import SERVER, ApiFailure
 from kvnet_node.api.forced_tools import ForcedTool, forced_call
-
-JsonObject = dict[str, Any]
 
 PING = event_bytes("ping", {"type": "ping"})
 

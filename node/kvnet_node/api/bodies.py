@@ -16,6 +16,9 @@ FIRST_BYTE_S = 20.0
 TOTAL_S = 120.0
 """A whole body takes no longer: 64 MiB at half a megabyte a second."""
 
+JsonObject = dict[str, Any]
+"""A JSON object as it was parsed, or ready to be written."""
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
@@ -72,7 +75,7 @@ def _too_slow() -> Exception:
     return refused(408, "expected the request to arrive within its time, found a pause", code="request_timeout")
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> JsonObject:
     """The JSON object a body holds.
 
     Raises:

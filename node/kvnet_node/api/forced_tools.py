@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvnet_node.api.bodies import JsonObject
 from kvnet_node.api.failures import invalid
-
-JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

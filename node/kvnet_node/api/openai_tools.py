@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvnet_node.api.answering import Renderer
+from kvnet_node.api.bodies import JsonObject
 from kvnet_node.api.event_stream import Comment, EventParser
 from kvnet_node.api.failures import ApiFailure, invalid
 from kvnet_node.api.forced_tools import ForcedTool, forced_call, forced_format, forced_tool
-
-JsonObject = dict[str, Any]
 
 _PARAM = "tool_choice"
 DONE = "[DONE]"
