@@ -22,16 +22,7 @@ from kvnet.engine.interface import (
     PreparedPrompt,
     PromptRequest,
 )
-from kvnet.errors import (
-    BusyError,
-    CompatibilityError,
-    EngineError,
-    IntegrityError,
-    KvnetError,
-    OverBudgetError,
-    StoreError,
-    WindowError,
-)
+from kvnet.errors import BusyError, KvnetError, OverBudgetError, WindowError
 from kvnet.exchange.admission import Signals
 from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.claims import Search
@@ -39,15 +30,7 @@ from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.keeping import Keeper, ToKeep
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.prefix_reuse import (
-    REUSE_ATTEMPTS,
-    FetchPrefix,
-    Prefix,
-    PrefixReuse,
-    Wanted,
-    may_be_the_prefix,
-    without_prefix,
-)
+from kvnet.exchange.prefix_reuse import FetchPrefix, Prefix, PrefixReuse, Wanted
 from kvnet.exchange.reuse import Lossy
 from kvnet.protocol.speeds import Machine
 from kvnet.store.interface import Store
@@ -176,22 +159,14 @@ class Completer:
             touch=not asked.private,
         )
         prefix = await self._reuse.find(engine, wanted) if asked.reuse else Prefix()
-        for _ in range(REUSE_ATTEMPTS):
-            if prefix.plan is None:
-                break
-            started = False
-            try:
-                async with aclosing(self._run(_Request(engine, asked, prepared, prefix, began_s))) as events:
-                    async for event in events:
-                        started = True
-                        yield event
-                return
-            except (IntegrityError, CompatibilityError, StoreError, EngineError) as error:
-                if started or not may_be_the_prefix(error):
-                    raise
-                prefix = await self._reuse.after_failure(engine, wanted, prefix, error)
-        plain = _Request(engine, asked, prepared, without_prefix(prefix), began_s)
-        async with aclosing(self._run(plain)) as events:
+        answered = self._reuse.attempts(
+            engine,
+            wanted,
+            prefix,
+            lambda prefix: self._run(_Request(engine, asked, prepared, prefix, began_s)),
+            has_begun=lambda _event: True,
+        )
+        async with aclosing(answered) as events:
             async for event in events:
                 yield event
 

@@ -19,24 +19,12 @@ from kvnet.engine.interface import (
     PrefillProgress,
     TextDelta,
 )
-from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
-from kvnet.exchange.prefix_reuse import (
-    REUSE_ATTEMPTS,
-    FetchPrefix,
-    Prefix,
-    PrefixReuse,
-    Source,
-    Wanted,
-    may_be_the_prefix,
-    without_prefix,
-)
+from kvnet.exchange.prefix_reuse import FetchPrefix, Prefix, PrefixReuse, Source, Wanted
 from kvnet.exchange.reuse import Lossy, Rejected
 from kvnet.format.fingerprint import Verdict
 from kvnet.store.interface import Store
-
-__all__ = ["Answer", "AnswerEvent", "FetchPrefix", "Generator", "Source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +109,14 @@ class Generator:
         clock = _Clock(trio.current_time())
         wanted = Wanted(tokens)
         found = await self._reuse.find(engine, wanted) if reuse else Prefix()
-        for _ in range(REUSE_ATTEMPTS):
-            if found.plan is None:
-                break
-            emitted = False
-            try:
-                async with aclosing(self._run(engine, tokens, found, max_tokens, clock)) as events:
-                    async for event in events:
-                        emitted = emitted or isinstance(event, TextDelta)
-                        yield event
-                return
-            except (IntegrityError, CompatibilityError, StoreError, EngineError) as error:
-                if emitted or not may_be_the_prefix(error):
-                    raise
-                found = await self._reuse.after_failure(engine, wanted, found, error)
-        found = without_prefix(found)
-        async with aclosing(self._run(engine, tokens, found, max_tokens, clock)) as events:
+        answered = self._reuse.attempts(
+            engine,
+            wanted,
+            found,
+            lambda prefix: self._run(engine, tokens, prefix, max_tokens, clock),
+            has_begun=lambda event: isinstance(event, TextDelta),
+        )
+        async with aclosing(answered) as events:
             async for event in events:
                 yield event
 

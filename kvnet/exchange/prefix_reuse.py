@@ -3,14 +3,24 @@
 Reuse may only make an answer come sooner. Whatever goes wrong with it ends in plain local prefill.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import trio
 
 from kvnet.engine.interface import Engine, RestorePlan
-from kvnet.errors import BusyError, EngineCrashedError, IntegrityError, KvnetError, OverBudgetError, StoreError
+from kvnet.errors import (
+    BusyError,
+    CompatibilityError,
+    EngineCrashedError,
+    EngineError,
+    IntegrityError,
+    KvnetError,
+    OverBudgetError,
+    StoreError,
+)
 from kvnet.exchange.claims import Search
 from kvnet.exchange.events import PrefixFetched
 from kvnet.exchange.identity import Identity
@@ -20,6 +30,8 @@ from kvnet.exchange.reuse import Found, Lossy, PrefixHit, Rejected, find_local, 
 from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.ids import PeerId
 from kvnet.store.interface import Store
+
+E = TypeVar("E")
 
 REUSE_ATTEMPTS = 2
 """Restores that are tried: a second one when the first found damaged chunks, which may have come again from a peer."""
@@ -114,11 +126,6 @@ class Prefix:
         return (Source("disk", PeerId(b""), restored_tokens, read, restore_s, signer, hit.artifact),)
 
 
-def may_be_the_prefix(error: KvnetError) -> bool:
-    """Whether the same request could succeed without the prefix it was to continue from."""
-    return not isinstance(error, EngineCrashedError | OverBudgetError | BusyError)
-
-
 class PrefixReuse:
     """Finds what to continue from.
 
@@ -202,7 +209,46 @@ class PrefixReuse:
         except (StoreError, IntegrityError) as error:
             return Found(None, (Rejected(ArtifactHash(bytes(32)), "store", str(error)),))
 
-    async def after_failure(self, engine: Engine, wanted: Wanted, prefix: Prefix, error: KvnetError) -> Prefix:
+    async def attempts(
+        self,
+        engine: Engine,
+        wanted: Wanted,
+        prefix: Prefix,
+        attempt: Callable[[Prefix], AsyncGenerator[E, None]],
+        *,
+        has_begun: Callable[[E], bool],
+    ) -> AsyncGenerator[E, None]:
+        """Events of an answer that continues from a prefix, or, where that fails, from another one or from nothing.
+
+        Args:
+            engine: that answers.
+            wanted: what ``prefix`` was looked for with.
+            prefix: to begin with.
+            attempt: answers, continuing from what it is given.
+            has_begun: whether with this event the answer has begun; a failure after it goes to the caller.
+
+        Raises:
+            KvnetError: the answer failed after it had begun, or for a reason that is not the prefix.
+        """
+        for _ in range(REUSE_ATTEMPTS):
+            if prefix.plan is None:
+                break
+            begun = False
+            try:
+                async with aclosing(attempt(prefix)) as events:
+                    async for event in events:
+                        begun = begun or has_begun(event)
+                        yield event
+                return
+            except (IntegrityError, CompatibilityError, StoreError, EngineError) as error:
+                if begun or not _may_be_the_prefix(error):
+                    raise
+                prefix = await self._after_failure(engine, wanted, prefix, error)
+        async with aclosing(attempt(replace(prefix, plan=None, hit=None, fetched=None))) as events:
+            async for event in events:
+                yield event
+
+    async def _after_failure(self, engine: Engine, wanted: Wanted, prefix: Prefix, error: KvnetError) -> Prefix:
         """What to try next: after damage, whatever is left here or comes from peers; after anything else, nothing."""
         rejected = (*prefix.rejected, Rejected(prefix.artifact, "restore_failed", str(error)))
         if not isinstance(error, IntegrityError):
@@ -218,9 +264,9 @@ class PrefixReuse:
                 await self._lane.run(self._store.verify, prefix.hit.artifact)
 
 
-def without_prefix(prefix: Prefix) -> Prefix:
-    """Nothing to continue from any more; why is kept."""
-    return replace(prefix, plan=None, hit=None, fetched=None)
+def _may_be_the_prefix(error: KvnetError) -> bool:
+    """Whether the same request could succeed without the prefix it was to continue from."""
+    return not isinstance(error, EngineCrashedError | OverBudgetError | BusyError)
 
 
 def _n_tokens(found: Found) -> int:

@@ -16,7 +16,7 @@ from kvnet.exchange.claims import Search
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.generation import Answer, Generator
-from kvnet.exchange.generation import Source as ReuseSource
+from kvnet.exchange.prefix_reuse import Source as ReuseSource
 from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added
 from kvnet.exchange.publisher import AddRequest as PublishRequest
