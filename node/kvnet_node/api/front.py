@@ -16,34 +16,24 @@ import trio
 
 from kvnet.engine.interface import Engine, PreparedPrompt, PromptKind
 from kvnet.engine.model_folder import ModelEntry
-from kvnet.engine.models import choose_model
-from kvnet.errors import BusyError, UnknownModelError, WindowError
+from kvnet.errors import BusyError, WindowError
 from kvnet.exchange.answers import Asked, Body, Finished, Started
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.lane import Lane
-from kvnet.store.names import NameBook, NamedVersion
-from kvnet_node.api.aliases import Alias, with_alias
+from kvnet.store.names import NameBook
+from kvnet_node.api.aliases import Alias
 from kvnet_node.api.bodies import encode_object
 from kvnet_node.api.failures import RETRY_AFTER_S, SERVER, failure_of, invalid, refused
 from kvnet_node.api.headers import is_private, may_be_private, wants_reuse
 from kvnet_node.api.merging import with_context
-from kvnet_node.api.model_names import (
-    ModelName,
-    choose_version,
-    model_list,
-    names_private,
-    parse_model,
-    unknown_model,
-)
+from kvnet_node.api.model_names import names_private
+from kvnet_node.api.model_naming import ModelNaming
 from kvnet_node.api.parameters import cache_key_of, clean_parameters, max_tokens_of
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 from kvnet_node.engines import EngineShelf
 from kvnet_node.prompts.normalise import Removed, Rules, normalise
 
 PRIVATE_FAILURE = "a private request: what was at fault was told to the client alone"
-
-MODELS_AGE_S = 5.0
-"""How long the list of models may be old when a request names one; a name that is not in it is looked up anew."""
 
 
 class Completes(Protocol):
@@ -137,10 +127,9 @@ class Front:
         options: FrontOptions | None = None,
     ) -> None:
         self._engines = engines
-        self._names = names
-        self._lane = lane
         self._completer = completer
         self._options = options or FrontOptions()
+        self._naming = ModelNaming(engines, names, lane, self._options.aliases)
         self._waiting: Counter[Path] = Counter()
         self._running = 0
         self._left = trio.Event()
@@ -202,14 +191,7 @@ class Front:
 
     async def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""
-        entries = await self._engines.entries()
-        versions = await self._lane.run(_all_versions, self._names)
-        try:
-            default = (await self._engines.choose(None, max_age_s=MODELS_AGE_S)).name
-        except UnknownModelError:
-            default = None
-        created_s = {str(entry.path): _created_s(entry.path) for entry in entries}
-        return model_list(entries, versions, created_s, default)
+        return await self._naming.models()
 
     async def plan(self, incoming: Incoming) -> Planned:
         """What a request comes to.
@@ -219,35 +201,34 @@ class Front:
             UnknownModelError: no such model, context or version.
         """
         body = clean_parameters(incoming.kind, incoming.body)
-        name = await self._meant(parse_model(body.get("model")))
-        version, entry = await self._resolve(name.model, name.context, str(body.get("model") or ""))
+        meant = await self._naming.find(body.get("model"))
         normalised = normalise(body, self._options.rules)
         body, marks = _normalised(body, normalised.body, incoming.marks)
         inputs: Mapping[str, Any] = {}
-        if version is not None:
+        if meant.version is not None:
             if incoming.kind is not PromptKind.CHAT:
                 raise invalid("a named context is a conversation; ask /v1/chat/completions", param="model")
-            context = decode_context(version.context)
+            context = decode_context(meant.version.context)
             merged = with_context(body, context)
             body, inputs = merged.body, context.template_inputs
             marks = tuple(merged.mark(mark) for mark in marks)
-        body.setdefault("model", entry.name)
+        body.setdefault("model", meant.entry.name)
         max_tokens = max_tokens_of(body)
         limited = max_tokens is None
         if max_tokens is None:
-            max_tokens = body["max_tokens"] = self._default_max_tokens(entry)
+            max_tokens = body["max_tokens"] = self._default_max_tokens(meant.entry)
         asked = Asked(
             kind=incoming.kind,
             body=encode_object(body),
             template_inputs=inputs,
             max_tokens=max_tokens,
-            private=name.private or is_private(incoming.headers),
+            private=meant.private or is_private(incoming.headers),
             reuse=wants_reuse(incoming.headers),
             marks=marks,
             mark_ttl_s=incoming.mark_ttl_s,
             cache_key=cache_key_of(body),
         )
-        return Planned(entry, asked, normalised.removed, limited)
+        return Planned(meant.entry, asked, normalised.removed, limited)
 
     async def answer(
         self, incoming: Incoming, request: LoggedRequest
@@ -300,45 +281,6 @@ class Front:
         window = entry.window_tokens or 0
         return min(self._options.max_tokens, max(window // 2, 1)) if window else self._options.max_tokens
 
-    async def _meant(self, name: ModelName) -> ModelName:
-        """A name that is no model here, as its alias has it."""
-        if name.model is None or (meant := with_alias(name, self._options.aliases)) is None:
-            return name
-        try:
-            choose_model(name.model, None, await self._engines.entries(max_age_s=MODELS_AGE_S))
-        except UnknownModelError:
-            return meant
-        return name
-
-    async def _resolve(self, model: str | None, context: str, text: str) -> tuple[NamedVersion | None, ModelEntry]:
-        """The context's version, and the model that answers."""
-        if not context:
-            return None, await self._choose(model, text)
-        entry = await self._choose(model, text) if model is not None else None
-        name = context.partition("@")[0]
-        versions = await self._lane.run(_versions, self._names, name)
-        version = choose_version(context, versions, entry)
-        if version is None:
-            raise unknown_model(text, [each["id"] for each in await self.models()])
-        if entry is None:
-            entry = await self._choose_for(version)
-        return version, entry
-
-    async def _choose(self, model: str | None, text: str) -> ModelEntry:
-        try:
-            return await self._engines.choose(model, max_age_s=MODELS_AGE_S)
-        except UnknownModelError as error:
-            if model is None:
-                raise
-            raise unknown_model(text, [each["id"] for each in await self.models()]) from error
-
-    async def _choose_for(self, version: NamedVersion) -> ModelEntry:
-        """The model a context was computed with, or the node's choice when it is not here."""
-        try:
-            return await self._engines.choose(version.model or None, max_age_s=MODELS_AGE_S)
-        except UnknownModelError:
-            return await self._engines.choose(None, max_age_s=MODELS_AGE_S)
-
     @asynccontextmanager
     async def _engine(self, entry: ModelEntry) -> AsyncIterator[Engine]:
         with self._place(entry):
@@ -384,20 +326,3 @@ def _normalised(
     messages, kept = before.get("messages"), after.get("messages")
     gone = len(messages) - len(kept) if isinstance(messages, list) and isinstance(kept, list) else 0
     return dict(after), tuple(mark - gone for mark in marks if mark > gone)
-
-
-def _versions(names: NameBook, name: str) -> list[NamedVersion]:
-    """Versions of what may be no name at all."""
-    return names.versions(name) if name in names.names() else []
-
-
-def _all_versions(names: NameBook) -> list[NamedVersion]:
-    found = [version for versions in names.by_artifact().values() for version in versions]
-    return sorted(found, key=lambda version: (version.name, version.version))
-
-
-def _created_s(path: Path) -> int:
-    try:
-        return int(path.stat().st_mtime)
-    except OSError:
-        return 0
