@@ -43,7 +43,6 @@ _TRAILER: Final = struct.Struct("<Q32s8s")
 HEADER_SIZE_BYTES: Final = _HEADER.size
 PLACEMENT_SIZE_BYTES: Final = _PLACEMENT.size
 TRAILER_SIZE_BYTES: Final = _TRAILER.size
-MAX_FOOTER_BYTES: Final = MAX_CHUNKS * PLACEMENT_SIZE_BYTES
 MAX_STORED_CHUNK_BYTES: Final = max(max_stored_bytes(codec, MAX_CHUNK_BYTES) for codec in Codec)
 """No chunk of any codec is stored in more."""
 

@@ -23,11 +23,6 @@ class DType(Enum):
     BFLOAT16 = "bfloat16"
 
     @property
-    def name_text(self) -> str:
-        """The name, as in fingerprints."""
-        return self.value
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of one element."""
         return 4 if self is DType.FLOAT32 else 2

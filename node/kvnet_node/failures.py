@@ -1,7 +1,6 @@
 """Errors as they leave the program: one exit code, one message, one hint, whatever was raised inside."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvnet import errors
 from kvnet.errors import InterruptedByUserError, KvnetError, PeerRefusedError
@@ -16,16 +15,6 @@ class Failure:
     message: str
     hint: str = ""
     reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "code": self.code,
-            "exit_code": self.exit_code,
-            "message": self.message,
-            "hint": self.hint,
-            "reason": self.reason,
-        }
 
 
 def leaf_of(error: BaseException) -> BaseException:

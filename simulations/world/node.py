@@ -181,7 +181,3 @@ class Node:
         if found < BLOCK_TOKENS:
             return 0
         return min(found, limit)
-
-    def blocks_from(self, n_tokens: int, held_tokens: int) -> int:
-        """Blocks that have to come for `n_tokens` tokens, whole ones of `held_tokens` being here."""
-        return -(-n_tokens // BLOCK_TOKENS) - held_tokens // BLOCK_TOKENS

@@ -13,8 +13,7 @@ GB: Final = 1_000_000_000
 
 DEFAULT_QUOTA_BYTES: Final = 50 * GB
 DEFAULT_WRITE_BUDGET_BYTES_DAY: Final = 20 * GB
-DEFAULT_KEEP_S: Final = 7 * 24 * 3600.0
-"""The node's own defaults: `store.quota_bytes`, `store.write_budget_bytes_day`, `store.keep_days`."""
+"""The node's own defaults: `store.quota_bytes`, `store.write_budget_bytes_day`."""
 
 
 @dataclass(frozen=True, slots=True)

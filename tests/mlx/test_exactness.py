@@ -113,7 +113,7 @@ async def test_half_precision_models_restore_bit_for_bit(opener: Opener, tmp_pat
     model = tinymodels.write_model(tmp_path / "tiny-half", dtype=dtype)
     tokens = made_up_tokens(200)
     async with opener(model) as engine:
-        assert engine.info.fingerprint.layers.kinds[0].dtype.name_text == dtype  # type: ignore[union-attr]
+        assert engine.info.fingerprint.layers.kinds[0].dtype.value == dtype  # type: ignore[union-attr]
         plan = await export(engine, tokens[:199], tmp_path / "pack")
         one_shot = await engine.logits(LogitsRequest(tokens, one_shot=True))
         for n in (192, 199):

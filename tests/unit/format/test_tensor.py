@@ -13,7 +13,7 @@ def kind(**changes: object) -> LayerKind:
 
 
 def test_every_dtype_has_a_name_and_a_size() -> None:
-    assert {dtype.name_text: dtype.size_bytes for dtype in DType} == {"float32": 4, "float16": 2, "bfloat16": 2}
+    assert {dtype.value: dtype.size_bytes for dtype in DType} == {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def test_bytes_per_token_count_both_rows_of_every_head() -> None:

@@ -160,7 +160,6 @@ class PeersResult(Result, frozen=True, tag="peers"):
     """
 
     peers: list[PeerEntry]
-    own_addresses: list[str] = []
     neighbours: list[NeighbourEntry] = []
     discovery: str = ""
     remembered: int = 0
