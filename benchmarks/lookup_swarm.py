@@ -53,6 +53,7 @@ class Member:
     Attributes:
         node: among its peers.
         tables: what it tells and is told.
+        store: what it holds.
         artifacts: token ids of what it holds.
     """
 

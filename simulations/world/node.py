@@ -131,7 +131,7 @@ class Node:
         policy: what it does.
         tree: of all prompts.
         store: its disk.
-        stored_share: stored bytes by raw bytes.
+        decode_bytes_s: raw bytes decoded per second; infinite for a codec that needs none.
 
     Attributes:
         present: whether it is there.

@@ -231,6 +231,7 @@ class ScrubResult(Result, frozen=True, tag="store scrub"):
         bad_chunks: chunks that did not match; they are not used any more.
         repaired: hash text of each artifact that peers made whole again.
         damaged: hash text of each artifact that stays damaged.
+        seconds: that it took.
     """
 
     artifacts: int
