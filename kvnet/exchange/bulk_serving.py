@@ -79,7 +79,7 @@ class StoreSource:
     def _places(self, plan: SendChunks, packs: OpenPacks) -> dict[int, Place | None]:
         """Where the chunks lie at this moment, in the order asked for."""
         entries = plan.artifact.entries
-        found = [self._store.locate(entries[index].hash) for index in plan.indices]
+        found = self._store.locate_all([entries[index].hash for index in plan.indices])
         return dict(zip(plan.indices, map(packs.place, found), strict=True))
 
     @staticmethod

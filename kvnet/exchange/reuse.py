@@ -199,11 +199,10 @@ def held_tokens(store: Store, record: ArtifactRecord, n_tokens: int) -> int:
 def restore_plan(store: Store, record: ArtifactRecord, n_tokens: int) -> RestorePlan | None:
     """Where the tiles of the first ``n_tokens`` tokens lie; ``None`` when one of them has gone meanwhile."""
     plan = record.manifest.plan()
+    tiles = [index for index in plan.needed_for(n_tokens) if plan[index].kind is ChunkKind.TILE]
+    located = store.locate_all([record.entries[index].hash for index in tiles])
     refs: list[ChunkRef] = []
-    for index in plan.needed_for(n_tokens):
-        if plan[index].kind is not ChunkKind.TILE:
-            continue
-        location = store.locate(record.entries[index].hash)
+    for index, location in zip(tiles, located, strict=True):
         if location is None:
             return None
         refs.append(ChunkRef(index, location.path, location.offset, location.length_bytes, location.hash))

@@ -210,16 +210,15 @@ class DiskStore(Store):
 
     def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
         """See the interface."""
-        places: dict[ChunkHash, tuple[str, PlacedChunk]] = {}
+        found: dict[ChunkHash, tuple[str, PlacedChunk]] = {}
         with suppress(StoreAwayError), self._lock:
-            places = self._parts.index.first_places(chunks)
-        paths = {name: self._paths.pack(name) for name in {name for name, _ in places.values()}}
-        return [
-            ChunkLocation(paths[found[0]], found[1].offset, found[1].length_bytes, chunk)
-            if (found := places.get(chunk))
-            else None
-            for chunk in chunks
-        ]
+            found = self._parts.index.first_places(chunks)
+        paths = {name: self._paths.pack(name) for name in {name for name, _ in found.values()}}
+        located = {
+            chunk: ChunkLocation(paths[name], place.offset, place.length_bytes, chunk)
+            for chunk, (name, place) in found.items()
+        }
+        return [located.get(chunk) for chunk in chunks]
 
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """See the interface. A damaged copy is dropped, and another is tried when there is one."""
@@ -426,13 +425,17 @@ class DiskStore(Store):
 
     def remove(self, artifact: ArtifactHash) -> int:
         """See the interface."""
-        self._check_open()
-        return self._collector.remove(artifact)
+        return self.release(artifact) + self.compact()
 
-    def release(self, artifact: ArtifactHash) -> None:
+    def release(self, artifact: ArtifactHash) -> int:
         """See the interface."""
         self._check_open()
-        self._collector.removing.remove(artifact)
+        return self._collector.removing.remove(artifact)
+
+    def compact(self) -> int:
+        """See the interface."""
+        self._check_open()
+        return self._collector.compact()
 
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""

@@ -348,6 +348,15 @@ def test_a_located_chunk_can_be_read_by_another_process(store: Store) -> None:
     assert store.locate(ChunkHash(bytes(32))) is None
 
 
+def test_chunks_are_located_together_as_one_by_one(store: Store) -> None:
+    artifact = sample()
+    publish(store, artifact)
+    wanted = [ChunkHash(bytes(32)), *(entry.hash for entry in reversed(artifact.entries)), artifact.entries[0].hash]
+    assert store.locate_all(wanted) == [store.locate(chunk) for chunk in wanted]
+    assert store.locate_all(wanted)[0] is None
+    assert store.locate_all([]) == []
+
+
 # --- prefixes ---------------------------------------------------------------------------------------------------------
 
 
