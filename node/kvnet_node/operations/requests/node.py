@@ -154,12 +154,14 @@ class PeersResult(Result, frozen=True, tag="peers"):
     """Connected peers.
 
     Attributes:
+        own_addresses: where this node can be reached.
         neighbours: nodes on the local network, connected or not.
         discovery: where neighbours are looked for, or why not; "" when no node runs.
         remembered: members met before, which are reached again without an address.
     """
 
     peers: list[PeerEntry]
+    own_addresses: list[str] = []
     neighbours: list[NeighbourEntry] = []
     discovery: str = ""
     remembered: int = 0
