@@ -3,18 +3,26 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TIMEOUT_S = 120.0
+from kvnet_node.control_client import call_running_node
+from kvnet_node.operations.registry import OPERATIONS
+
+TIMEOUT_S = 300.0
+"""After so long something hangs; nothing here depends on how fast the machine is."""
+POLL_S = 0.05
+END_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,16 +70,23 @@ class Kvnet:
 
     def __call__(self, *arguments: str, **environment: str) -> Ran:
         """Run a command on this data directory."""
-        completed = subprocess.run(
+        process = subprocess.Popen(
             [*self.prefix, self.command, "--data-dir", self.data_dir, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            check=False,
+            text=True,
+            env=self.environment | environment,
+            start_new_session=True,
         )
-        return Ran(completed.returncode, completed.stdout, completed.stderr)
+        try:
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        except BaseException:
+            # With whatever it started: the nodes of a demo that hangs must not outlive the test.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return Ran(process.returncode, stdout, stderr)
 
     def json(self, *arguments: str, **environment: str) -> dict[str, Any]:
         """The result of a command that must succeed."""
@@ -84,6 +99,21 @@ class Kvnet:
         while not what(seen := self.json(*arguments)):
             assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
             time.sleep(0.2)
+        return seen
+
+    def asked(self, verb: str) -> dict[str, Any]:
+        """What the running node says to a verb without arguments, without a process for it."""
+        said = call_running_node(self.data_dir, verb, OPERATIONS[verb].request(), lambda _event: None)
+        assert said is not None, "no node is running"
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+    def watch(self, what: Callable[[dict[str, Any]], bool], verb: str) -> dict[str, Any]:
+        """As `until`, of the running node, and without a process for each look."""
+        until_s = time.monotonic() + TIMEOUT_S
+        while not what(seen := self.asked(verb)):
+            assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
+            time.sleep(POLL_S)
         return seen
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
@@ -120,11 +150,22 @@ class Kvnet:
         for process in self._nodes:
             if process.poll() is None:
                 process.terminate()
+        for process in self._nodes:
             try:
-                process.communicate(timeout=20)
+                process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder that a running node writes to, but for models: some come and go meanwhile."""
+    found: dict[Path, bytes] = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and "models" not in path.relative_to(folder).parts:
+            with suppress(FileNotFoundError):
+                found[path] = path.read_bytes()
+    return found
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import stat
 import httpx
 import pytest
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx.tinymodels import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.mlx]
@@ -34,7 +34,7 @@ def test_a_running_node_measures_for_the_command_and_explains_by_what_was_found(
     assert {each["position"] for each in found["break_even"]} >= {0}
     (url,) = kvnet.json("node", "status")["endpoint"]
     body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "Of cats. " * 60}]}
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=TIMEOUT_S) as client:
         assert client.post(f"{url.removesuffix('/v1')}/v1/chat/completions", json=body).status_code == 200
     link = kvnet.json("explain", "--section", "link")["sections"]["link"]
     assert link["basis"].startswith("calibrated 20")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 
 pytestmark = pytest.mark.e2e
 
@@ -164,7 +164,7 @@ def test_fetch_of_an_unknown_hash_without_peers_exits_with_60_and_leaves_no_mess
     with out.open("wb") as file:
         completed = subprocess.run(
             [kvnet.command, "--data-dir", kvnet.data_dir, "fetch", _well_formed()],
-            stdout=file, stderr=subprocess.PIPE, env=kvnet.environment, timeout=60, check=False,
+            stdout=file, stderr=subprocess.PIPE, env=kvnet.environment, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     assert completed.returncode == 60
     assert out.read_bytes() == b""
@@ -182,7 +182,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(kvnet: Kvnet) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
     assert process.stderr.read() == ""
 
 

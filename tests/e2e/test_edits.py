@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx import tinymodels
 
 pytestmark = [pytest.mark.e2e, pytest.mark.mlx]
@@ -137,7 +137,7 @@ def test_an_engine_killed_in_the_middle_costs_its_own_request_only(node: Kvnet, 
     assert doomed.stdout.readline()
     os.kill(engine_pid(status["pid"]), signal.SIGKILL)
     doomed.stdout.read()
-    assert doomed.wait(timeout=60) == 80
+    assert doomed.wait(timeout=TIMEOUT_S) == 80
     assert '"engine_crashed"' in doomed.stderr.read()
     after = node.json(*question)
     assert (after["text"], after["reused_tokens"]) == (before["text"], added["tokens"])

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 from kvnet.exchange.contexts import decode_context
 from kvnet.store.names import NameBook
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx.scriptedmodel import write_scripted
 from tests.mlx.tinymodels import LLAMA, write_model
 
@@ -64,14 +65,14 @@ def url(node: Kvnet) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     """The client of the ``openai`` package, which sees every failure at once."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=TIMEOUT_S) as made:
         yield made
 
 
 def post(url: str, body: object, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{url}/v1/chat/completions", content=content, headers=named, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", content=content, headers=named, timeout=TIMEOUT_S)
 
 
 def asked(*messages: tuple[str, str], **more: Any) -> dict[str, Any]:
@@ -321,11 +322,11 @@ def test_without_a_length_a_nearly_full_window_is_no_error(url: str) -> None:
 
 
 def test_other_names_pages_and_paths_are_turned_away(url: str) -> None:
-    assert httpx.get(f"{url}/health", headers={"host": "evil.example"}).status_code == 403
+    assert httpx.get(f"{url}/health", headers={"host": "evil.example"}, timeout=TIMEOUT_S).status_code == 403
     response = post(url, asked(("user", "x")), origin="https://evil.example")
     assert (response.status_code, response.json()["error"]["code"]) == (403, "origin_not_allowed")
-    assert httpx.get(f"{url}/v1/nothing").status_code == 404
-    assert httpx.get(f"{url}/v1/chat/completions").status_code == 405
+    assert httpx.get(f"{url}/v1/nothing", timeout=TIMEOUT_S).status_code == 404
+    assert httpx.get(f"{url}/v1/chat/completions", timeout=TIMEOUT_S).status_code == 405
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(url: str) -> None:
@@ -333,7 +334,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(url: str) -> None:
         for _ in range(70):
             yield b" " * (1 << 20)
 
-    response = httpx.post(f"{url}/v1/chat/completions", content=endless(), timeout=60)
+    response = httpx.post(f"{url}/v1/chat/completions", content=endless(), timeout=TIMEOUT_S)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -343,9 +344,9 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(url: str) -> None:
 def test_a_client_that_leaves_in_mid_stream_stops_the_work(node: Kvnet, url: str) -> None:
     before = node.json("node", "status")["counters"].get("requests_cancelled", 0)
     body = asked(("user", "Tell me everything."), stream=True, **NEVER_END)
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
         next(response.iter_bytes())
-    while httpx.get(f"{url}/health").json()["running"]:
+    while httpx.get(f"{url}/health", timeout=TIMEOUT_S).json()["running"]:
         pass
     counters = node.json("node", "status")["counters"]
     assert counters["requests_cancelled"] == before + 1
@@ -353,12 +354,15 @@ def test_a_client_that_leaves_in_mid_stream_stops_the_work(node: Kvnet, url: str
 
 
 def test_an_engine_killed_in_mid_request_fails_that_request_and_the_next_works(node: Kvnet, url: str) -> None:
+    assert answer_of(post(url, asked(("user", "Are you there?"))))
+    engines = engine_processes(node.asked("status")["pid"])
     body = asked(("user", "Tell me everything."), stream=True, **NEVER_END)
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
         lines = response.iter_lines()
         while "content" not in next(lines):
             pass
-        for engine in engine_processes(node.json("node", "status")["pid"]):
+        # At once: everything takes the engine a second or two.
+        for engine in engines:
             os.kill(engine, signal.SIGKILL)
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
     assert events[-1]["error"]["code"] == "engine_crashed"
@@ -393,23 +397,25 @@ def test_beyond_this_machine_the_endpoint_wants_a_token_and_checks_it(kvnet: Kvn
     (kvnet.data_dir / "config.toml").write_text(f'[api]\ntoken = "{token}"\n')
     started, _ = kvnet.start("--api", "0.0.0.0:0")
     url = started["endpoint"][0].replace("0.0.0.0", "127.0.0.1")
-    assert httpx.get(f"{url}/v1/models").status_code == 401
-    assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
-    assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {token}"}).status_code == 200
-    assert httpx.get(f"{url}/v1/models", headers={"x-api-key": token}).status_code == 200
-    assert httpx.get(f"{url}/health").status_code == 200
+    httpx_get = partial(httpx.get, timeout=TIMEOUT_S)
+    assert httpx_get(f"{url}/v1/models").status_code == 401
+    assert httpx_get(f"{url}/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
+    assert httpx_get(f"{url}/v1/models", headers={"authorization": f"Bearer {token}"}).status_code == 200
+    assert httpx_get(f"{url}/v1/models", headers={"x-api-key": token}).status_code == 200
+    assert httpx_get(f"{url}/health").status_code == 200
     assert token not in kvnet("config", "show").stdout
 
 
 def test_a_node_that_is_told_to_stop_lets_its_answers_end(kvnet: Kvnet) -> None:
     write_model(kvnet.data_dir / "models" / TINY)
+    kvnet.environment["KVNET_API_DRAIN_S"] = str(TIMEOUT_S)
     started, process = kvnet.start()
     (url,) = started["endpoint"]
     body = asked(("user", "Go on"), stream=True, **NEVER_END | {"max_tokens": 300})
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
         lines = response.iter_lines()
         while "content" not in next(lines):
             pass
         process.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0

@@ -16,7 +16,7 @@ from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.messages import ChunkHeader, GetChunks, GetManifest, Lookup
 from kvnet.store.disk import DiskStore
 from kvnet.trust.envelope import StatementType, open_manifest, seal
-from tests.e2e.conftest import Kvnet, Ran
+from tests.e2e.conftest import TIMEOUT_S, Kvnet, Ran
 from tests.e2e.prepared import prepare
 from tests.evil import (
     MALFORMED_MANIFESTS,
@@ -49,24 +49,24 @@ async def test_a_node_stays_up_and_serves_honest_peers_whatever_others_send(
     address = started["addresses"][0]
     evil = LibP2PNetwork(bytes(32), listen=["127.0.0.1:0"])
     await nursery.start(evil.run)
-    peer = await evil.connect(address, timeout_s=10)
+    peer = await evil.connect(address, timeout_s=TIMEOUT_S)
     for kind, data in attacks():
         await send_and_wait(evil, peer, kind, data, patience_s=0.2)
-        await evil.connect(address, timeout_s=10)
+        await evil.connect(address, timeout_s=TIMEOUT_S)
     # Junk in a session that was opened as it should be, and questions from outside the namespace.
     stream, machine = await open_session(evil, peer, (OTHER,))
     assert machine.opened is not None
     assert not machine.opened.slots
     await stream.send_all(frame(Lookup(request_id=1, slot=0, keys=(bytes(32),))))
     await stream.send_all(frame(GetManifest(request_id=2, slot=0, artifact=bytes(MINE.keyed_artifact(SAMPLE.hash)))))
-    with trio.fail_after(10):
+    with trio.fail_after(TIMEOUT_S):
         answers = b""
         while answers.count(b"unknown") < 1:
             answers += await stream.receive_some(1 << 16)
     assert b"manifest_reply" not in answers
     assert answers.count(b"lookup_reply") == 1
     await stream.send_all(encode_frame(b"\x9f" * 1000))
-    with trio.fail_after(10):
+    with trio.fail_after(TIMEOUT_S):
         assert not await _receive_rest(stream)
     silent = [await trio.open_tcp_stream("127.0.0.1", int(address.split("/")[4])) for _ in range(100)]
     fetched = await run(lambda: other("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address))

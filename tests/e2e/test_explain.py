@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet, files_of
 from tests.mlx.tinymodels import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback, pytest.mark.mlx]
@@ -31,7 +31,7 @@ def ask(node: Kvnet, path: str, body: dict[str, Any], **headers: str) -> httpx.R
     """Send a request to the node's endpoint."""
     (url,) = node.json("node", "status")["endpoint"]
     plain = {"model": "tiny", "max_tokens": 4, "temperature": 0}
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=TIMEOUT_S) as client:
         return client.post(f"{url.removesuffix('/v1')}{path}", json=plain | body, headers=headers)
 
 
@@ -114,5 +114,5 @@ def test_what_cannot_be_explained_is_a_clear_error(node: Kvnet) -> None:
 def test_nothing_that_can_be_explained_is_on_disk(node: Kvnet) -> None:
     assert chat(node, "Quagmire and xylophone").status_code == 200
     assert node.json("explain")["state"] == "answered"
-    for file in (each for each in node.data_dir.rglob("*") if each.is_file()):
-        assert b"xylophone" not in file.read_bytes(), file
+    for file, content in files_of(node.data_dir).items():
+        assert b"xylophone" not in content, file

@@ -42,7 +42,7 @@ def start_provider(kvnet: Kvnet, other: Kvnet, folder: Path, upload: str) -> str
 
 
 def chunks_served(kvnet: Kvnet) -> int:
-    counted: int = kvnet.json("status")["counters"].get("chunks_served", 0)
+    counted: int = kvnet.asked("status")["counters"].get("chunks_served", 0)
     return counted
 
 
@@ -65,7 +65,8 @@ def test_a_killed_fetch_goes_on_where_it_was(kvnet: Kvnet, other: Kvnet, tmp_pat
     process = other.popen(*fetch)
     verified = kill_at(process, N_CHUNKS // 2)
     assert verified < N_CHUNKS
-    # What was on its way when the process died has been sent, and counts for it.
+    # What was on its way when the process died has been sent, and counts for it; nothing more once it is gone.
+    kvnet.watch(lambda seen: not seen["peers"], "peers")
     before = chunks_served(kvnet)
     ran = other(*fetch)
     assert ran.code == 0
@@ -128,4 +129,4 @@ def test_a_node_that_fetched_serves_on(kvnet: Kvnet, other: Kvnet, tmp_path: Pat
         third.end()
     assert ran.result["complete"] is True
     assert [part["peer"] for part in ran.result["providers"]] == [started["peer"]]
-    assert other.json("status")["counters"]["announced"] > 0
+    other.watch(lambda seen: seen["counters"].get("announced", 0) > 0, "status")

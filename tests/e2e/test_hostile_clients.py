@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet, files_of
 from tests.mlx.tinymodels import LLAMA, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback, pytest.mark.mlx]
@@ -47,13 +47,13 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 def ask(url: str, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
-    return httpx.post(f"{url}{path}", json=asked(**more), timeout=60)
+    return httpx.post(f"{url}{path}", json=asked(**more), timeout=TIMEOUT_S)
 
 
 def answered(url: str, request: bytes) -> bytes:
     """All that comes back until the node closes the connection."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=15) as client:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as client:
         client.sendall(request)
         parts = []
         while part := client.recv(1 << 16):
@@ -107,6 +107,6 @@ def test_nothing_that_a_private_request_says_is_kept_told_or_counted(node: Kvnet
     after = node.json("node", "status")["counters"]
     for name in ("prompt_tokens", "generated_tokens", "reused_ram_tokens", "reused_disk_tokens"):
         assert after.get(name, 0) == counted.get(name, 0)
-    kept = [path for path in node.data_dir.rglob("*") if path.is_file() and "models" not in path.parts]
+    kept = files_of(node.data_dir)
     assert kept
-    assert not any(word.encode() in path.read_bytes() for path in kept)
+    assert not any(word.encode() in content for content in kept.values())

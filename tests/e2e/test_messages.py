@@ -11,7 +11,7 @@ import openai
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx.scriptedmodel import REASONING, write_scripted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback, pytest.mark.mlx]
@@ -48,7 +48,7 @@ def client(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     for name, value in settings["environment"].items():
         monkeypatch.setenv(name, value)
-    with anthropic.Anthropic(max_retries=0, timeout=60) as made:
+    with anthropic.Anthropic(max_retries=0, timeout=TIMEOUT_S) as made:
         yield made
 
 
@@ -234,14 +234,16 @@ def test_an_answer_longer_than_the_window_is_refused_with_the_figures(client: an
 
 def test_failures_outside_requests_have_anthropic_s_form_too(settings: dict[str, Any]) -> None:
     url = settings["environment"]["ANTHROPIC_BASE_URL"]
-    broken = httpx.post(f"{url}/v1/messages", content=b"{", headers={"content-type": "application/json"})
+    broken = httpx.post(
+        f"{url}/v1/messages", content=b"{", headers={"content-type": "application/json"}, timeout=TIMEOUT_S
+    )
     assert (broken.status_code, broken.json()["type"]) == (400, "error")
     assert broken.json()["error"]["type"] == "invalid_request_error"
-    foreign = httpx.post(f"{url}/v1/messages", json={}, headers={"origin": "https://example.org"})
+    foreign = httpx.post(f"{url}/v1/messages", json={}, headers={"origin": "https://example.org"}, timeout=TIMEOUT_S)
     assert (foreign.status_code, foreign.json()["error"]["type"]) == (403, "permission_error")
-    wrong = httpx.get(f"{url}/v1/messages")
+    wrong = httpx.get(f"{url}/v1/messages", timeout=TIMEOUT_S)
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
-    nothing = httpx.post(f"{url}/v1/messages/batches", json={})
+    nothing = httpx.post(f"{url}/v1/messages/batches", json={}, timeout=TIMEOUT_S)
     assert (nothing.status_code, nothing.json()["error"]["type"]) == (404, "not_found_error")
 
 
@@ -253,7 +255,7 @@ def test_the_printed_settings_work_for_the_openai_client(node: Kvnet, monkeypatc
     printed = node.json("connect", "openai")
     for name, value in printed["environment"].items():
         monkeypatch.setenv(name, value)
-    with openai.OpenAI(max_retries=0, timeout=60) as made:
+    with openai.OpenAI(max_retries=0, timeout=TIMEOUT_S) as made:
         answer = made.chat.completions.create(
             model=printed["model"], max_tokens=16, messages=[{"role": "user", "content": "Hello"}]
         )

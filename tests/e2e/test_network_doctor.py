@@ -33,8 +33,9 @@ def test_where_nobody_is_it_says_so_and_a_malformed_address_is_a_usage_error(kvn
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-    finding = peer_finding(kvnet, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}")
+        peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+        # Nobody listens there, and nobody else can as long as it is taken.
+        finding = peer_finding(kvnet, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}")
     assert finding["state"] == "problem"
     assert "nothing listens on that port" in finding["text"]
     assert "kvnet node start" in finding["hint"]
@@ -66,7 +67,7 @@ async def test_another_version_is_named_with_its_number(kvnet: Kvnet, nursery: t
     async def speak_another_version(_peer: PeerId, stream: ByteStream) -> None:
         await stream.send_all(encode_frame(encode_message(Hello(versions=(7,), capabilities=(), agent="kvnet/9"))))
         await stream.receive_some(1 << 16)
-        await trio.sleep(5)
+        await trio.sleep_forever()
 
     network = LibP2PNetwork(hashlib.sha256(b"later").digest(), listen=["127.0.0.1:0"])
     network.set_handler(StreamKind.CONTROL, speak_another_version)

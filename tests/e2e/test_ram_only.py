@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from kvnet_node.ram_store import ram_directory_of
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx.tinymodels import LLAMA, write_model
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_a_request_is_answered_and_leaves_nothing_on_disk(kvnet: Kvnet) -> None:
     assert "in RAM only" in kvnet("node", "status").stdout
     body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": SECRET}]}
     for _ in range(2):
-        answer = httpx.post(f"{started['endpoint'][0]}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{started['endpoint'][0]}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
         assert answer.status_code == 200
     assert answer.headers["x-kvnet-source"] == "ram"
     assert kvnet.json("node", "stop")
@@ -63,7 +63,7 @@ def test_the_place_in_ram_ends_with_the_node_and_what_a_killed_one_left_ends_wit
     assert not place.exists()
     _, process = kvnet.start("--ram-only")
     process.kill()
-    process.wait(timeout=20)
+    process.wait(timeout=TIMEOUT_S)
     assert place.exists()
     kvnet.start()
     assert not place.exists()

@@ -1,9 +1,7 @@
 """Taking back what was signed: artifacts and keys, with a node running and without."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,6 @@ from tests.unit.store.samples import FRIEND, OWN, publish, sample
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 30.0
 TEAM = Namespace("team", bytes([11]) * 32, bytes([12]) * 32)
 
 
@@ -70,15 +67,6 @@ def identity_of(kvnet: Kvnet) -> NodeIdentity:
     identity = NodeIdentity(prepare_data_dir(kvnet.data_dir), "trusted")
     identity.load()
     return identity
-
-
-def shown(kvnet: Kvnet, artifact: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What `kvnet show` says, as soon as it says what is waited for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        seen = kvnet.json("show", artifact)
-        if is_so(seen) or time.monotonic() > deadline:
-            return seen
 
 
 def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet, tmp_path: Path) -> None:
@@ -132,16 +120,18 @@ def test_a_machine_that_slept_honours_a_revocation_and_follows_a_rotated_key(kvn
     other.json("join", invited(kvnet, "--device"), "--name", "bob")
     assert fetched(other, bad)["complete"] is True
     other.json("node", "stop")
+    kvnet.watch(lambda seen: not seen["peers"], "peers")
     revoked = kvnet.json("revoke", bad, "--yes")
     assert (revoked["told"], revoked["done"]) == (0, True)
     other.start()
-    assert shown(other, bad, lambda seen: seen["revoked"])["revoked"] is True
+    other.until(lambda seen: seen["revoked"] is True, "show", bad)
     rotated = kvnet.json("key", "rotate")
     assert rotated["told"] == 1
     assert identity_of(kvnet).publisher() == rotated["publisher"] != rotated["old"]
     result = kvnet.json("revoke", rotated["old"], "--yes")
     assert (result["kind"], result["targets"]) == ("publisher", [rotated["old"]])
-    assert shown(other, bad, lambda seen: "key that is revoked" in seen["verdict"])["revoked"] is True
+    seen = other.until(lambda seen: "key that is revoked" in seen["verdict"], "show", bad)
+    assert seen["revoked"] is True
     states = {key["publisher"]: key["state"] for key in kvnet.json("key", "list")["keys"]}
     assert states == {rotated["old"]: "revoked", rotated["publisher"]: ""}
     kvnet.json("node", "stop")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvnet.store.lock import DataDirLock
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx import tinymodels
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
@@ -24,7 +24,7 @@ def test_start_says_where_it_listens_and_stop_waits_until_it_is_gone(kvnet: Kvne
     assert (status["running"], status["pid"]) == (True, process.pid)
     assert status["addresses"] == started["addresses"]
     assert kvnet.json("node", "stop") == {"type": "node stop", "pid": process.pid}
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
     assert kvnet.json("node", "status")["running"] is False
 
 
@@ -47,7 +47,7 @@ def test_the_first_screen_names_the_next_step(kvnet: Kvnet, models: tuple[str, .
 def test_a_signal_is_a_clean_stop(kvnet: Kvnet, number: signal.Signals) -> None:
     _, process = kvnet.start()
     process.send_signal(number)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
     assert not (kvnet.data_dir / "control.sock").exists()
 
 
@@ -134,6 +134,6 @@ def test_an_interrupted_verb_exits_with_130(kvnet: Kvnet) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=TIMEOUT_S) == 130
     finally:
         lock.release()

@@ -14,7 +14,7 @@ import pytest
 
 from kvnet.format.hashes import artifact_text
 from kvnet.store.disk import DiskStore
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.e2e.prepared import prepare
 from tests.e2e.test_fetching import N_CHUNKS, SAMPLE
 from tests.unit.store.samples import FRIEND, check_whole
@@ -146,7 +146,7 @@ def test_rate_that_drops_to_a_tenth_in_mid_fetch_only_delays_it(
         if not dropped_at_bytes and isinstance(done, int) and done > SAMPLE.size_bytes // 4:
             link.shape(rate_mbit=4, **shape)
             dropped_at_bytes = done
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
     assert 0 < dropped_at_bytes < SAMPLE.size_bytes
     result = lines[-1]
     assert result["complete"] is True

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from kvnet_node.demonstration import demo_model
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.mlx.tinymodels import LLAMA, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback, pytest.mark.mlx]
@@ -46,7 +46,7 @@ class Talker:
             "temperature": 0,
             "stream": stream,
         }
-        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S)
         assert response.status_code == 200, response.text
         reused_tokens = int(response.headers["x-kvnet-reused-tokens"])
         pieces, part = ([response.json()], "message") if not stream else (list(_events(response.text)), "delta")

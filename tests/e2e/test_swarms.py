@@ -18,15 +18,13 @@ from kvnet.trust.invitation import invitation_text
 from kvnet.trust.statements import sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import prepare_data_dir
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import TIMEOUT_S, Kvnet
 from tests.e2e.test_fetching import NARROW
 from tests.unit.store.samples import publish, sample
 from tests.unit.trust.members import key
 from tests.unit.trust.test_invitation import BODY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
-
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def hold(kvnet: Kvnet, tokens: range = range(600)) -> ArtifactHash:
 
 def fetched(kvnet: Kvnet, artifact: str) -> dict[str, object]:
     """Fetch by hash alone, as soon as a peer that has it is connected."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         ran = kvnet("--json", "fetch", artifact)
         if ran.code == 0 or time.monotonic() > deadline:
@@ -67,7 +65,7 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
 ) -> None:
     artifact = artifact_text(hold(kvnet))
     kvnet.start()
-    other.start()
+    bob, _ = other.start()
     invitation = invited(kvnet, "--device")
     own = kvnet("join", invitation)
     assert (own.code, "by this machine" in own.stderr) == (2, True), "and it is not used up by that"
@@ -89,6 +87,7 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
         node.start()
     assert fetched(third, late)["complete"] is True
     third.json("node", "stop")
+    kvnet.watch(lambda seen: [each["peer"] for each in seen["peers"] if each["member"]] == [bob["peer"]], "peers")
     gone = kvnet("rm", late, "--everywhere")
     assert gone.code == 0, gone.stderr
     assert re.search(r"removed from .*bob", gone.stdout)
@@ -111,7 +110,7 @@ def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, oth
     assert scopes == {artifact: "mine", theirs: "team"}
     assert "own in team pinned" in kvnet("list").stdout
     assert kvnet.json("show", theirs)["scope"] == "team"
-    assert other.json("fetch", theirs)["complete"] is True
+    assert fetched(other, theirs)["complete"] is True
     assert other("fetch", artifact).code == 60
     assert [(each["name"], each["role"], each["members"]) for each in other.json("swarm", "list")["swarms"]] == [
         ("mine", "alone", 1),
@@ -172,6 +171,6 @@ def test_at_a_terminal_nobody_shares_everything_without_saying_yes(kvnet: Kvnet)
             if b"Type yes:" in said and not answered:
                 answered = os.write(terminal, b"no\n") > 0
     os.close(terminal)
-    assert process.wait(timeout=20) == 2
+    assert process.wait(timeout=TIMEOUT_S) == 2
     assert b"conversations too" in said
     assert b"not joined" in said

@@ -1,8 +1,6 @@
 """The folder of the store is taken away from a running node, and brought back."""
 
-import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,21 +16,11 @@ RULES = "Whoever comes last puts out the light and says so to the others. " * 40
 def ask(endpoint: str, question: str) -> str:
     messages = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
     body = {"model": "tiny", "max_tokens": 8, "temperature": 0, "messages": messages}
-    answer = httpx.post(f"{endpoint}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{endpoint}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
     assert answer.status_code == 200, answer.text
     text = answer.json()["choices"][0]["message"]["content"]
     assert isinstance(text, str)
     return text
-
-
-def wait_for(kvnet: Kvnet, away: bool) -> dict[str, Any]:
-    """The status, once it says whether the store is there."""
-    until_s = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < until_s:
-        status = kvnet.json("node", "status")
-        if bool(status["store_away"]) == away:
-            return status
-    raise AssertionError("the node did not notice")
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["gone", "an empty folder in its place"])
@@ -50,7 +38,7 @@ def test_requests_are_answered_while_the_drive_is_away_and_it_is_used_again_with
     store.rename(unplugged)
     if replaced:
         store.mkdir()
-    status = wait_for(kvnet, away=True)
+    status = kvnet.watch(lambda seen: bool(seen["store_away"]), "status")
     assert "away" in kvnet("node", "status").stdout
     assert status["pid"] == process.pid
     # The same, and something new.
@@ -64,7 +52,7 @@ def test_requests_are_answered_while_the_drive_is_away_and_it_is_used_again_with
         store.rmdir()
     assert not store.exists()
     unplugged.rename(store)
-    status = wait_for(kvnet, away=False)
+    status = kvnet.watch(lambda seen: not seen["store_away"], "status")
     assert status["artifacts"] >= 1
     assert kvnet.json("verify", added["artifact"])["chunks"] > 0
     assert ask(endpoint, "Who puts out the light?") == before

@@ -61,7 +61,7 @@ def pair(kvnet: Kvnet, other: Kvnet, folder: Path) -> str:
 
 def begun(kvnet: Kvnet) -> bool:
     """Whether the provider has sent the first chunk."""
-    counters: dict[str, int] = kvnet.json("node", "status")["counters"]
+    counters: dict[str, int] = kvnet.asked("status")["counters"]
     return counters.get("chunks_served", 0) > 0
 
 
@@ -76,8 +76,8 @@ def test_request_is_answered_right_when_its_provider_vanishes_in_mid_fetch(
     assert expected.status == 200
     other.start("--model", TINY, "--bootstrap", address)
     asked_at = other.json("node", "status")["endpoint"][0]
-    while not any(peer["member"] for peer in other.json("peers")["peers"]):
-        assert provider.poll() is None
+    other.watch(lambda seen: any(peer["member"] for peer in seen["peers"]), "peers")
+    assert provider.poll() is None
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answering = pool.submit(ask, other, asked_at)
         try:

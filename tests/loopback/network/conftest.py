@@ -13,6 +13,8 @@ import trio
 
 from kvnet.network.libp2p.host import LibP2PNetwork
 
+PATIENCE_S = 60.0
+"""Seconds that what has to happen may take; nothing here depends on how fast the machine is."""
 PEER_PROCESS = Path(__file__).with_name("peer_process.py")
 
 

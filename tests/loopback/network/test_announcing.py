@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,7 +20,7 @@ from kvnet.network.interface import Network
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.identity import key_pair
 from kvnet.protocol.announce import AnnounceLimits
-from tests.loopback.network.conftest import SpawnPeer, StartNode
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
 
 pytestmark = pytest.mark.loopback
 
@@ -37,6 +37,13 @@ async def announcing(network: Network) -> AsyncIterator[Announcer]:
         await nursery.start(announcer.run)
         yield announcer
         nursery.cancel_scope.cancel()
+
+
+async def happened(what: Callable[[], bool]) -> None:
+    """Return as soon as something is so."""
+    with trio.fail_after(PATIENCE_S):
+        while not what():  # noqa: ASYNC110 - nobody is told
+            await trio.sleep(0.02)
 
 
 async def found_within(seconds: float, seeker: Network, provider: Network) -> None:
@@ -56,21 +63,20 @@ async def test_a_provider_that_started_alone_is_found_and_found_again_when_its_b
     boot.kill()
     a = await start_node("a", bootstrap=(boot.address,))
     async with announcing(a) as announcer:
-        await trio.sleep(0.5)
+        await happened(lambda: "nobody to announce to" in caplog.text)
         assert (announcer.status().announced, announcer.status().alone) == (0, 1)
-        assert "nobody to announce to" in caplog.text
         boot = spawn_peer("boot", listen=listen)
         b = await start_node("b", bootstrap=(boot.address,))
-        await found_within(15, b, a)
-        await trio.sleep(INTERVAL_S)
-        assert announcer.status().announced > len(KEYS), "it is renewed on a plain timer"
+        await found_within(PATIENCE_S, b, a)
+        # It is renewed on a plain timer.
+        await happened(lambda: announcer.status().announced > len(KEYS))
         boot.kill()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while any(info.peer != b.peer_id for info in a.connected()):  # noqa: ASYNC110 — no event for this
                 await trio.sleep(0.05)
         boot = spawn_peer("boot", listen=listen)
         c = await start_node("c", bootstrap=(boot.address,))
-        await found_within(INTERVAL_S + 15, c, a)
+        await found_within(INTERVAL_S + PATIENCE_S, c, a)
     assert announcer.status().never == 0
 
 
@@ -79,17 +85,16 @@ async def test_of_twenty_listed_providers_nineteen_are_dead_and_the_living_one_i
 ) -> None:
     server, alive, seeker = [await start_node(name) for name in ("server", "alive", "seeker")]
     for node in (alive, seeker):
-        await node.connect(server.addresses()[0], timeout_s=5)
+        await node.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     _list_dead(server, 19)
     told = trio.Event()
     await alive.provide(KEYS[0], report=lambda _key, _count: told.set())
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await told.wait()
         hints = await seeker.find_providers(KEYS[0])
     assert len(hints) == 20
-    began_s = trio.current_time()
-    assert await connect_any(seeker, hints, wanted=1) == [alive.peer_id]
-    assert trio.current_time() - began_s < 2.0
+    with trio.fail_after(PATIENCE_S):
+        assert await connect_any(seeker, hints, wanted=1) == [alive.peer_id]
     # The dead are known now, and come last.
     assert (await seeker.find_providers(KEYS[0]))[0].peer == alive.peer_id
 

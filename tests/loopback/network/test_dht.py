@@ -8,7 +8,7 @@ from kvnet.network.interface import Network, ProviderHint
 from kvnet.network.libp2p import providers
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.ids import peer_text
-from tests.loopback.network.conftest import SpawnPeer, StartNode
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
 
 pytestmark = pytest.mark.loopback
 
@@ -24,20 +24,20 @@ async def _provide(network: Network, key: bytes = KEY) -> int:
         reported.set()
 
     await network.provide(key, report=report)
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         await reported.wait()
     return counts[0]
 
 
 async def _wait_until_routed(network: LibP2PNetwork, peers: int = 1) -> None:
-    with trio.fail_after(15):
+    with trio.fail_after(PATIENCE_S):
         while network.routing_peers() < peers:  # noqa: ASYNC110 — py-libp2p's routing table tells nobody
             await trio.sleep(0.02)
 
 
 async def test_records_lie_under_the_multihash_that_a_cid_of_the_same_hash_has(start_node: StartNode) -> None:
     server, a = [await start_node(name) for name in ("server", "a")]
-    await a.connect(server.addresses()[0], timeout_s=5)
+    await a.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     assert await _provide(a) == 1
     assert server._providers is not None
     assert list(server._providers._dht.provider_store.providers) == [b"\x1e\x20" + KEY]
@@ -72,11 +72,11 @@ async def test_a_bootstrap_that_lost_everything_is_told_again(start_node: StartN
     await _wait_until_routed(a)
     assert await _provide(a) == 1
     boot.kill()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while a.connected():  # noqa: ASYNC110 — a network has no event for this
             await trio.sleep(0.02)
     boot = spawn_peer("boot", listen=f"127.0.0.1:{boot.address.split('/')[4]}")
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while not a.connected():  # noqa: ASYNC110
             await trio.sleep(0.02)
     assert await _provide(a) == 1
@@ -92,11 +92,11 @@ async def test_a_bootstrap_that_lost_its_key_too_is_used_as_who_it_is_now(
     a = await start_node("a", bootstrap=(boot.address,))
     await _wait_until_routed(a)
     boot.kill()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while a.connected():  # noqa: ASYNC110
             await trio.sleep(0.02)
     new = spawn_peer("another key", listen=f"127.0.0.1:{boot.address.split('/')[4]}")
-    with trio.fail_after(15):
+    with trio.fail_after(PATIENCE_S):
         while not a.connected():  # noqa: ASYNC110
             await trio.sleep(0.02)
     assert [new.address.endswith(peer_text(info.peer)) for info in a.connected()] == [True]
@@ -110,18 +110,19 @@ async def test_a_bootstrap_that_lost_its_key_too_is_used_as_who_it_is_now(
 async def test_a_stopped_dht_server_holds_up_neither_announcements_nor_lookups(
     start_node: StartNode, spawn_peer: SpawnPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(providers, "QUERY_LIMIT_S", 0.5)
+    # What the stopped one costs each time; the other one answers sooner, on a busy machine too.
+    monkeypatch.setattr(providers, "QUERY_LIMIT_S", 2.0)
     stopped, fine = spawn_peer("stopped"), spawn_peer("fine")
     a = await start_node("a", bootstrap=(stopped.address, fine.address))
     b = await start_node("b", bootstrap=(stopped.address, fine.address))
     await _wait_until_routed(a, 2)
     await _wait_until_routed(b, 2)
     stopped.stop()
-    with trio.fail_after(0.2):
-        await a.provide(bytes(32))  # returns at once
-    with trio.fail_after(10):
+    with trio.fail_after(1.0):
+        await a.provide(bytes(32))  # waits for nobody
+    with trio.fail_after(PATIENCE_S):
         assert await _provide(a) >= 1
-        assert [h.peer for h in await b.find_providers(KEY, timeout_s=5)] == [a.peer_id]
+        assert [h.peer for h in await b.find_providers(KEY, timeout_s=PATIENCE_S)] == [a.peer_id]
 
 
 async def test_a_lookup_takes_no_longer_than_it_may(start_node: StartNode, spawn_peer: SpawnPeer) -> None:
@@ -136,7 +137,7 @@ async def test_a_lookup_takes_no_longer_than_it_may(start_node: StartNode, spawn
 async def test_records_told_to_us_as_a_server_are_not_lost_by_our_own_lookup(start_node: StartNode) -> None:
     server, a, c = [await start_node(name) for name in ("server", "a", "c")]
     for node in (a, c):
-        await node.connect(server.addresses()[0], timeout_s=5)
+        await node.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     await _provide(a)
     for _ in range(2):
         assert [h.peer for h in await server.find_providers(KEY)] == [a.peer_id]
@@ -145,10 +146,10 @@ async def test_records_told_to_us_as_a_server_are_not_lost_by_our_own_lookup(sta
 
 async def test_what_a_lookup_heard_is_not_kept_and_told_on(start_node: StartNode) -> None:
     server, a = [await start_node(name) for name in ("server", "a")]
-    await a.connect(server.addresses()[0], timeout_s=5)
+    await a.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     await _provide(a)
     c = await start_node("c")  # after the announcement, so that nobody told c as a server
-    await c.connect(server.addresses()[0], timeout_s=5)
+    await c.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     assert [h.peer for h in await c.find_providers(KEY)] == [a.peer_id]
     assert c._providers is not None
     assert not c._providers._dht.provider_store.providers
@@ -156,7 +157,7 @@ async def test_what_a_lookup_heard_is_not_kept_and_told_on(start_node: StartNode
 
 async def test_we_do_not_repeat_all_our_keys_at_once_every_day(start_node: StartNode) -> None:
     server, a = await start_node("server"), await start_node("a")
-    await a.connect(server.addresses()[0], timeout_s=5)
+    await a.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     await _provide(a)
     assert a._providers is not None
     assert a._providers._dht.provider_store.providing_keys == set()
@@ -186,7 +187,7 @@ async def test_a_peer_id_that_is_too_long_is_left_out() -> None:
 async def test_a_hint_from_the_dht_is_enough_to_connect(start_node: StartNode) -> None:
     server, a, c = [await start_node(name) for name in ("server", "a", "c")]
     for node in (a, c):
-        await node.connect(server.addresses()[0], timeout_s=5)
+        await node.connect(server.addresses()[0], timeout_s=PATIENCE_S)
     await _provide(a)
     (hint,) = await c.find_providers(KEY)
     assert hint == ProviderHint(a.peer_id, tuple(a.addresses()))

@@ -1,7 +1,9 @@
 """Where nodes listen, and what they do when somebody else does already."""
 
 import os
+import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from kvnet.network.libp2p import ports
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.ports import open_listeners, parse_listen, port_owner
 from kvnet.protocol.ids import peer_text
-from tests.loopback.network.conftest import SpawnPeer, StartNode
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
 
 pytestmark = pytest.mark.loopback
 
@@ -23,13 +25,16 @@ def _port(address: str) -> int:
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A free port that the system gives nobody else meanwhile: it hands out those from 32,768 on, or 49,152."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 async def _run(network: LibP2PNetwork) -> None:
-    with trio.move_on_after(5):
+    with trio.move_on_after(PATIENCE_S):
         await network.run()
 
 
@@ -67,7 +72,7 @@ async def test_a_node_takes_its_port_back_right_after_it_stopped(start_node: Sta
         network = LibP2PNetwork(bytes(32), listen=[f"127.0.0.1:{port}"])
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
-            await other.connect(network.addresses()[0], timeout_s=5)
+            await other.connect(network.addresses()[0], timeout_s=PATIENCE_S)
             nursery.cancel_scope.cancel()
 
 
@@ -128,7 +133,7 @@ def test_other_listen_texts_are_usage_errors(text: str) -> None:
 async def test_nodes_meet_over_ipv6(start_node: StartNode) -> None:
     a, b = await start_node("a", listen="[::1]:0"), await start_node("b", listen="[::1]:0")
     assert b.addresses()[0].startswith("/ip6/::1/tcp/")
-    assert await a.connect(b.addresses()[0], timeout_s=5) == b.peer_id
+    assert await a.connect(b.addresses()[0], timeout_s=PATIENCE_S) == b.peer_id
 
 
 async def test_listening_everywhere_is_told_as_addresses_that_can_be_dialled(start_node: StartNode) -> None:
@@ -137,7 +142,7 @@ async def test_listening_everywhere_is_told_as_addresses_that_can_be_dialled(sta
     assert not any("/0.0.0.0/" in address or "/ip6/::/" in address for address in b.addresses())
     assert all(address.endswith(f"/p2p/{peer_text(b.peer_id)}") for address in b.addresses())
     assert await a.connect(
-        f"/ip4/127.0.0.1/tcp/{_port(b.addresses()[0])}/p2p/{b.addresses()[0].rpartition('/')[2]}", timeout_s=5
+        f"/ip4/127.0.0.1/tcp/{_port(b.addresses()[0])}/p2p/{b.addresses()[0].rpartition('/')[2]}", timeout_s=PATIENCE_S
     )
 
 

@@ -13,6 +13,7 @@ from kvnet.network.bulk.certificates import SessionCertificate, make_certificate
 from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
 from kvnet.network.bulk.link import Link
 from kvnet.protocol.ids import PeerId
+from tests.loopback.network.conftest import PATIENCE_S
 
 PEER = PeerId(b"peer".ljust(38, b"\0"))
 
@@ -38,7 +39,7 @@ class Listening:
 
     async def dial(self, session: BulkSession) -> Link:
         """Dial as an honest peer does."""
-        return await self.endpoint.dial(session, ["127.0.0.1"], self.endpoint.port, timeout_s=5)
+        return await self.endpoint.dial(session, ["127.0.0.1"], self.endpoint.port, timeout_s=PATIENCE_S)
 
     def try_tls(
         self, name: str | None, certificate: SessionCertificate | None, resumed: ssl.SSLSession | None = None
@@ -50,7 +51,7 @@ class Listening:
         if certificate is not None:
             certificate.load_into(context)
         with (
-            socket.create_connection(("127.0.0.1", self.endpoint.port), timeout=5) as plain,
+            socket.create_connection(("127.0.0.1", self.endpoint.port), timeout=PATIENCE_S) as plain,
             context.wrap_socket(plain, server_hostname=name, session=resumed) as sock,
         ):
             return sock.recv(64)

@@ -26,6 +26,7 @@ from kvnet.protocol.messages import (
     encode_message,
 )
 from tests.loopback.network.bulk.conftest import PEER, Listening
+from tests.loopback.network.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.loopback
 
@@ -71,14 +72,14 @@ class Pair:
 
     async def next(self) -> ChunkEvent:
         """The next event that is no progress."""
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while isinstance(event := await self.receiver.next_event(), BytesArrived):
                 pass
         return event
 
     async def end(self) -> None:
         self.receiver.stop()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await self.receiver.done.wait()
 
 
@@ -128,7 +129,7 @@ async def test_chunks_and_refusals_come_in_the_order_asked_for_with_their_hashes
             pair.receiver.finished(event.data)
     assert pair.receiver.usable
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -137,7 +138,7 @@ async def test_chunks_that_come_together_are_handed_over_together(listening: Lis
     pair, sender = await served(listening, Source(chunks))
     pair.receiver.request(asking(*chunks), dict.fromkeys(chunks, 1000))
     handed: list[list[ChunkEvent]] = []
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while sum(map(len, handed)) < 200:
             handed.append(await pair.receiver.next_events())
     arrived = [event for events in handed for event in events]
@@ -145,7 +146,7 @@ async def test_chunks_that_come_together_are_handed_over_together(listening: Lis
     assert len(handed) < 200
     assert pair.receiver.usable
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -173,7 +174,7 @@ async def test_buffer_of_a_chunk_is_filled_again_only_after_it_was_sent(listenin
         assert event.digest == blake3_hash(bytes([index]) * size)
         pair.receiver.finished(event.data)
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -196,7 +197,7 @@ async def test_connection_at_rest_keeps_little_memory_and_works_on(listening: Li
     finally:
         tracemalloc.stop()
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -215,7 +216,7 @@ async def test_requests_that_were_taken_back_leave_the_connection_as_good_as_new
     for start in range(0, 200, 50):
         pair.receiver.request(asking(*range(start, start + 50)), lengths)
     assert isinstance(await pair.next(), ChunkArrived)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await pair.receiver.cancel()
     assert pair.receiver.usable
     assert len(read) < 150
@@ -224,11 +225,11 @@ async def test_requests_that_were_taken_back_leave_the_connection_as_good_as_new
         event = await pair.next()
         assert isinstance(event, ChunkArrived)
         assert (event.index, bytes(event.data)) == (index, chunks[index])
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await pair.receiver.cancel()  # nothing to take back
     assert pair.receiver.usable
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -249,7 +250,7 @@ async def test_request_that_was_taken_back_is_refused_and_the_next_one_answered(
         ChunkHeader(index=2, length_bytes=1),
     ]
     link.close()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -270,7 +271,7 @@ async def test_pause_of_the_sender_is_kept_and_can_be_ended(listening: Listening
         await pair.receiver.next_event()
     assert waited.cancelled_caught
     sender.stop()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
         with pytest.raises(NetworkError):
             await pair.receiver.next_event()
@@ -318,7 +319,7 @@ async def test_junk_for_an_answer_ends_the_connection_and_costs_no_memory(listen
     pair = await answered_with(listening, [junk], asking(0), {0: 10})
     with pytest.raises(ProtocolViolationError):
         await pair.next()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await pair.receiver.done.wait()
     pair.answering.close()
 
@@ -332,7 +333,7 @@ async def test_end_inside_a_chunk_is_an_error(listening: Listening) -> None:
 
 async def test_bytes_of_a_slow_chunk_are_reported_before_it_is_whole(listening: Listening) -> None:
     pair = await answered_with(listening, [header(0, MIB), b"x"], asking(0), {0: MIB})
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         assert await pair.receiver.next_event() == BytesArrived(1)
     await pair.end()
     pair.answering.close()
@@ -368,7 +369,7 @@ async def test_receiver_whose_chunks_nobody_takes_stops_reading(listening: Liste
         assert isinstance(event, ChunkArrived)
         pair.receiver.finished(event.data)
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -386,7 +387,7 @@ async def test_buffers_are_used_again(listening: Listening) -> None:
             pair.receiver.finished(event.data)
     assert len(buffers) <= AHEAD_BYTES // MIB
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
 
 
@@ -401,7 +402,7 @@ async def test_sender_ends_the_connection_of_a_peer_that_sends_no_request(
     sender = Sender(listening.links[0], PEER, Source({}))
     sender.start(trio.lowlevel.current_trio_token(), lambda: None)
     await trio.to_thread.run_sync(lambda: link.send_all(memoryview(request_), stall_s=5))
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
     assert sender.failure
     link.close()
@@ -418,6 +419,6 @@ async def test_sender_ends_when_a_peer_takes_nothing_and_is_told_to(listening: L
         await sender.done.wait()
     assert not sender.done.is_set()
     sender.stop()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()
     link.close()

@@ -27,6 +27,7 @@ from kvnet.protocol.messages import BulkOffer, Capability, ChunkHeader, GetChunk
 from kvnet.store.interface import ArtifactRecord
 from tests.evil import EvilPeer, frame, relay_answer
 from tests.loopback.network.bulk.nodes import BulkNode, running
+from tests.loopback.network.conftest import PATIENCE_S
 from tests.simulated.nodes import MINE
 
 pytestmark = pytest.mark.loopback
@@ -155,7 +156,7 @@ async def fetch_from_evil_first(asker: BulkNode, evil: EvilPeer, artifact: Artif
     for node in honest:
         asker.exchange.fetcher.scores.delivered(node.exchange.peer_id, 1_000_000, 10.0, trio.current_time())
     asker.exchange.fetcher.scores.delivered(evil.network.peer_id, 1_000_000_000, 10.0, trio.current_time())
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         return await asker.fetch(artifact)
 
 

@@ -13,6 +13,7 @@ from kvnet.network.bulk.certificates import SessionCertificate, make_certificate
 from kvnet.network.bulk.endpoint import MAX_PENDING_HANDSHAKES, BulkEndpoint, BulkSession
 from kvnet.network.bulk.handshake import GREETING, plain_proof
 from tests.loopback.network.bulk.conftest import PEER, Listening
+from tests.loopback.network.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.loopback
 
@@ -92,7 +93,7 @@ async def test_nothing_can_be_resumed(listening: Listening, own_name: bool) -> N
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         first.own.load_into(context)
-        plain = socket.create_connection(("127.0.0.1", listening.endpoint.port), timeout=5)
+        plain = socket.create_connection(("127.0.0.1", listening.endpoint.port), timeout=PATIENCE_S)
         with plain, context.wrap_socket(plain, server_hostname=first.server_name) as sock:
             assert sock.recv(64) == GREETING
             kept = sock.session
@@ -100,7 +101,7 @@ async def test_nothing_can_be_resumed(listening: Listening, own_name: bool) -> N
             assert not kept.has_ticket
             # The library itself lets a session be used only with the context it is of.
             name = first.server_name if own_name else second.server_name
-            again = socket.create_connection(("127.0.0.1", listening.endpoint.port), timeout=5)
+            again = socket.create_connection(("127.0.0.1", listening.endpoint.port), timeout=PATIENCE_S)
             with (
                 again,
                 contextlib.suppress(ssl.SSLError, ConnectionError),

@@ -10,6 +10,7 @@ from kvnet.format.hashes import blake3_hash
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.bulk.link import Link
 from tests.loopback.network.bulk.conftest import Listening
+from tests.loopback.network.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.loopback
 
@@ -37,13 +38,15 @@ async def test_what_is_sent_arrives_both_ways(receives: bool, cipher: str, nurse
     endpoint = BulkEndpoint(["127.0.0.1:0"], cipher=cipher)
     await nursery.start(endpoint.run)
     listening = Listening(endpoint)
-    dialled = await endpoint.dial(listening.agree(cipher), ["127.0.0.1"], endpoint.port, timeout_s=5, receives=receives)
+    dialled = await endpoint.dial(
+        listening.agree(cipher), ["127.0.0.1"], endpoint.port, timeout_s=PATIENCE_S, receives=receives
+    )
     await listening.arrived.wait()
     (accepted,) = listening.links
     data = os.urandom(SIZE)
     for sending, receiving in ((dialled, accepted), (accepted, dialled)):
         found: list[bytes] = []
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as both:
                 both.start_soon(trio.to_thread.run_sync, send, sending, data)
                 # The sender has filled every buffer before anybody reads.
@@ -58,6 +61,6 @@ async def test_end_is_an_error_and_not_silence(listening: Listening) -> None:
     dialled = await listening.dial(listening.agree())
     await listening.arrived.wait()
     listening.links[0].close()
-    with trio.fail_after(5), pytest.raises(NetworkError, match=r"the peer ended the connection|broke"):
+    with trio.fail_after(PATIENCE_S), pytest.raises(NetworkError, match=r"the peer ended the connection|broke"):
         await trio.to_thread.run_sync(receive, dialled, 1)
     dialled.close()

@@ -7,6 +7,7 @@ import trio
 
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from tests.loopback.network.bulk.conftest import Listening
+from tests.loopback.network.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.loopback
 
@@ -26,7 +27,7 @@ async def test_peer_is_dialled_over_ipv6(nursery: trio.Nursery) -> None:
     await nursery.start(endpoint.run)
     listening = Listening(endpoint)
     # The first address does not answer: nobody listens there.
-    link = await endpoint.dial(listening.agree(), ["127.0.0.1", "::1"], endpoint.port, timeout_s=5)
+    link = await endpoint.dial(listening.agree(), ["127.0.0.1", "::1"], endpoint.port, timeout_s=PATIENCE_S)
     await listening.arrived.wait()
     for each in (link, *listening.links):
         each.close()

@@ -9,6 +9,7 @@ import trio
 from kvnet.network.arrivals import ChunkArrived
 from tests.loopback.network.bulk.conftest import Listening
 from tests.loopback.network.bulk.test_chunks import MIB, Source, asking, served
+from tests.loopback.network.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.loopback
 
@@ -28,5 +29,5 @@ async def test_memory_does_not_grow_with_what_is_fetched(listening: Listening, n
             pair.receiver.finished(event.data)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / MAXRSS_PER_MIB < 256
     await pair.end()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await sender.done.wait()

@@ -16,6 +16,7 @@ from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
 from kvnet.protocol.messages import BulkOffer, OpenBulk
 from kvnet.protocol.serve import ServeLimits
 from tests.loopback.network.bulk.nodes import BulkNode, running
+from tests.loopback.network.conftest import PATIENCE_S
 from tests.simulated.nodes import OTHER
 
 pytestmark = pytest.mark.loopback
@@ -66,7 +67,7 @@ async def test_peer_that_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
         artifact = holder.hold(600)
         # Whoever is asked to dial knows addresses only of a peer that has told some.
         await holder.exchange.connect(asker.exchange.addresses()[0])
-        await asker.exchange.wait_for_members(5)
+        await asker.exchange.wait_for_members(PATIENCE_S)
         fetched = await asker.fetch(artifact)
         assert fetched.record.complete
         assert asker.exchange.peers()[0].chunks == "bulk"
@@ -111,7 +112,7 @@ async def test_cancelled_fetch_keeps_its_connection_warm_for_the_next_one(tmp_pa
                 await asker.exchange.fetcher.fetch(located, entries, progress=enough)
             assert scope.cancelled_caught
             assert asker.exchange.bulk is not None
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 while not asker.exchange.bulk.n_at_rest:  # noqa: ASYNC110 - nobody is told
                     await trio.sleep(0.01)
             assert asker.n_connections == bulk_threads().count("kvnet-bulk-receive") == 1
@@ -149,11 +150,11 @@ async def test_chunks_end_in_the_middle_of_a_request_for_a_peer_that_is_no_membe
 
         located = await asker.exchange.fetcher.locate(artifact)
         entries = await asker.exchange.fetcher.chunk_list(located)
-        with trio.fail_after(20), pytest.raises(KvnetError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(KvnetError):
             await asker.exchange.fetcher.fetch(located, entries, progress=shut_out_later)
         served = holder.exchange.counters().get("bytes_served", 0)
         assert served < sum(entry.length_bytes for entry in entries) / 2
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while holder.exchange.uploading or (holder.exchange.bulk and holder.n_connections):  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
@@ -173,8 +174,8 @@ async def test_peer_has_four_bulk_connections_and_no_more_however_it_collects_ag
             offer = await session.ask(OpenBulk(request_id=0, certificate=own.der, cipher="tls13"))
             assert isinstance(offer, BulkOffer)
             agreed.append((BulkSession(offer.name, session.peer, own, offer.certificate), offer.port))
-        links = [await b.dial(each, ["127.0.0.1"], port, timeout_s=5) for each, port in agreed]
-        with trio.fail_after(5):
+        links = [await b.dial(each, ["127.0.0.1"], port, timeout_s=PATIENCE_S) for each, port in agreed]
+        with trio.fail_after(PATIENCE_S):
             while a.n_expected or not holder.n_connections:  # noqa: ASYNC110 - nobody is told
                 await trio.sleep(0.01)
         assert holder.n_connections == 4
