@@ -1,5 +1,6 @@
 """Talking with members about statements: ask for what is not known, answer, and tell of what is new."""
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -8,7 +9,7 @@ from typing import Protocol
 
 import trio
 
-from kvnet.errors import KvnetError
+from kvnet.errors import KvnetError, PeerRefusedError
 from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import blake3_hash
 from kvnet.protocol import gossip
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 TELL_PAUSES_S = (0.0, 1.0, 5.0)
 """Seconds before each attempt to tell a member something."""
+TELL_AGAIN_S = 20.0
+"""Seconds after which what it could not be told is tried again, as long as the session lasts."""
 MAX_WAITING_TO_SEND = 4096
 """Statements waiting for one peer; what does not fit it gets when it asks."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
@@ -253,24 +256,32 @@ class Talks:
             await talk.wanted.wait()
             talk.wanted = trio.Event()
             while talk.waiting:
-                namespace, envelopes = _next_run(talk.waiting)
-                talk.waiting_bytes -= sum(map(len, envelopes))
-                for page in gossip.pages(envelopes):
-                    await _tell(talk.session, Tell(request_id=0, slot=talk.session.slots[namespace], statements=page))
+                namespace, page = _next_page(talk.waiting)
+                if await _tell(talk.session, Tell(request_id=0, slot=talk.session.slots[namespace], statements=page)):
+                    talk.waiting_bytes -= sum(len(talk.waiting.popleft()[1]) for _ in page)
+                    continue
+                # It stays known to be untold: what is told on is told once, and nobody else may be there to ask.
+                with trio.move_on_after(TELL_AGAIN_S):
+                    await talk.wanted.wait()
+                talk.wanted = trio.Event()
 
 
-async def _tell(session: PeerSession, told: Tell) -> None:
-    """Tell a member, again a little later when it was too busy: nothing else makes good for that before long."""
+async def _tell(session: PeerSession, told: Tell) -> bool:
+    """Tell a member, again a little later when it was too busy; whether that is settled, one way or the other."""
     for pause_s in TELL_PAUSES_S:
         await trio.sleep(pause_s)
         try:
             await session.ask(told)
+        except PeerRefusedError as error:
+            if error.reason != RefusalReason.BUSY:
+                return True
         except KvnetError as error:
             _log.debug("a member could not be told: %s", error)
         else:
-            return
+            return True
         if session.closed.is_set():
-            return
+            return True
+    return False
 
 
 def name_of(envelope: bytes) -> bytes:
@@ -278,10 +289,8 @@ def name_of(envelope: bytes) -> bytes:
     return gossip.short(blake3_hash(envelope))
 
 
-def _next_run(waiting: deque[tuple[Namespace, bytes]]) -> tuple[Namespace, list[bytes]]:
-    """What comes first, and all behind it that is of the same namespace; taken out."""
-    namespace = waiting[0][0]
-    envelopes = []
-    while waiting and waiting[0][0] == namespace:
-        envelopes.append(waiting.popleft()[1])
-    return namespace, envelopes
+def _next_page(waiting: Iterable[tuple[Namespace, bytes]]) -> tuple[Namespace, tuple[bytes, ...]]:
+    """What comes first, and as much behind it that is of the same namespace as one message takes."""
+    namespace = next(iter(waiting))[0]
+    run = (envelope for _, envelope in itertools.takewhile(lambda each: each[0] == namespace, waiting))
+    return namespace, next(gossip.pages(run))

@@ -5,7 +5,7 @@ counts here besides is who signed it.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from kvnet.protocol.scoring import PeerScores
 from kvnet.protocol.tables import KnownMember, PeerTables, TableLimits, Taken
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statements import ProviderRecord, SignedStatement, open_statement, timely
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ DOUBT_S = 2.0
 
 MAX_DOUBTS = 64
 """Claims in doubt at a time."""
+
+MAX_STRANGERS = 64
+"""Records kept of signers who are not believed yet: that they were let in may be heard after what they hold. A bound on
+memory; whoever does not fit is heard with the next renewal."""
 
 
 class Tables:
@@ -83,6 +88,8 @@ class Tables:
         self._tables = PeerTables(limits)
         self._told_on: dict[PeerId, tuple[str, ...]] = {}
         self._doubts: set[tuple[bytes, PeerId, bytes]] = set()
+        self._strangers: OrderedDict[tuple[bytes, bytes, PeerId, int], Heard] = OrderedDict()
+        self._judged_by: TrustPolicy | None = None
         self._nursery: trio.Nursery | None = None
         self.counters: Counter[str] = Counter()
         self.dialer = ToldDialer(network)
@@ -103,7 +110,21 @@ class Tables:
     def _heard(self, heard: Heard) -> None:
         body = heard.statement.body
         assert isinstance(body, ProviderRecord)  # noqa: S101 - subscribed to these alone
-        self._take(heard.statement, body, heard.session, heard.namespace)
+        if self._identity.policy().believes(heard.statement.signer, body.namespace):
+            self._take(heard.statement, body, heard.session, heard.namespace)
+            return
+        self.counters["records_of_strangers"] += 1
+        self._strangers[(heard.statement.signer, body.namespace, PeerId(body.peer), body.page)] = heard
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
+
+    def _hear_again(self, policy: TrustPolicy) -> None:
+        """Who is believed has changed: strangers of before may count now."""
+        believed = {place: heard for place, heard in self._strangers.items() if policy.believes(place[0], place[1])}
+        for place, heard in believed.items():
+            del self._strangers[place]
+            if timely(heard.statement.body, self._now()) is None:
+                self._heard(heard)
 
     def _take(
         self,
@@ -236,6 +257,9 @@ class Tables:
         """At the addresses of this node, at whom it believes, and at what has expired."""
         self.own.look(reachable(self._network.addresses()))
         policy, namespaces = self._identity.policy(), {namespace.id for namespace in self._identity.namespaces()}
+        if policy != self._judged_by:
+            self._judged_by = policy
+            self._hear_again(policy)
         self._tables.keep_signers(
             lambda namespace, signer: namespace in namespaces and policy.believes(signer, namespace)
         )

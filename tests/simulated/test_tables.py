@@ -7,12 +7,16 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.exchange.meeting import MeetLimits
+from kvnet.exchange.session import PeerSession
+from kvnet.exchange.statement_talk import TELL_AGAIN_S, TELL_PAUSES_S
 from kvnet.format.hashes import ArtifactHash, blake3_hash
 from kvnet.format.prefix import block_keys
 from kvnet.network.memory import World
+from kvnet.protocol.messages import RefusalReason, Refused, Reply, Request, Tell
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.trust.statements import HeldEntry, ProviderRecord, Revocation, open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
+from tests.simulated.revoking import HearingIdentity
 from tests.simulated.telling import PROMPT, TOKENS, look_up, member, query_of, record_of
 
 
@@ -328,3 +332,42 @@ async def test_that_there_is_a_new_revocation_is_told_with_page_0_at_once(
     assert isinstance(page, ProviderRecord)
     assert page.revocations == said.body.sequence
     assert set(a.tables.own.envelopes(MINE)) < set(c.tables.envelopes(MINE))
+
+
+async def test_what_a_newcomer_holds_counts_as_soon_as_it_is_believed(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    who = HearingIdentity("c", identity("c").policy())
+    a = await member(world, nursery, tmp_path, "a")
+    c = await start_node(world, nursery, tmp_path, "c", who=who, tables=True)  # type: ignore[arg-type]
+    await a.add(TOKENS)
+    await c.meet(a)
+    await trio.sleep(10)
+    assert c.tables.counted()["tables_records_of_strangers"] > 0
+    assert c.tables.claims(query_of(c, PROMPT)) == []
+    # That it was let in is heard only now.
+    who.trust = identity("c", trusts="a").policy()
+    await trio.sleep(10)
+    assert len(c.tables.claims(query_of(c, PROMPT))) == 1
+
+
+async def test_who_was_too_busy_to_be_told_is_told_when_it_is_not(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, c = [await member(world, nursery, tmp_path, name) for name in "ac"]
+    await c.meet(a)
+    await trio.sleep(2)
+    listens = c.exchange._answerers[Tell]
+    refused = []
+
+    def busy(session: PeerSession, request: Request) -> Reply:
+        refused.append(session)
+        return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
+
+    c.exchange.answer_with(Tell, busy)
+    await a.add(TOKENS)
+    await trio.sleep(15)
+    assert len(refused) == len(TELL_PAUSES_S)
+    c.exchange.answer_with(Tell, listens)
+    await trio.sleep(TELL_AGAIN_S)
+    assert len(c.tables.claims(query_of(c, PROMPT))) == 1
