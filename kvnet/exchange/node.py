@@ -409,15 +409,24 @@ class ExchangeNode:
         """Serve on what was fetched: same hash, same signature."""
         self.published(result.record, result.keys)
 
-    async def repair(self, artifact: ArtifactHash, indices: Sequence[int]) -> bool:
+    async def repair(
+        self, artifact: ArtifactHash, indices: Sequence[int], *, wrote: Callable[[int], None] = lambda _n_bytes: None
+    ) -> bool:
         """Fetch chunks of an artifact that went bad here; whether all of them are held again.
+
+        Args:
+            artifact: the artifact.
+            indices: of the chunks.
+            wrote: told of the bytes that this wrote into the store.
 
         Raises:
             KvnetError: nobody reachable has it, or it cannot be kept.
         """
         located = await self.fetcher.locate(artifact)
         entries = await self.fetcher.chunk_list(located)
-        self.fetched(await self.fetcher.fetch(located, entries, indices, purpose=Purpose.SCRUB))
+        result = await self.fetcher.fetch(located, entries, indices, purpose=Purpose.SCRUB)
+        wrote(result.fetched_bytes)
+        self.fetched(result)
         return all([await self._lane.run(self._store.has_chunk, entries[index].hash) for index in indices])
 
     def used(self, artifact: ArtifactHash) -> None:

@@ -21,7 +21,7 @@ class Writing(StrEnum):
     KEPT = "kept"
     """Of the node's own accord: from the bucket, and only when it holds enough."""
     FETCHED = "fetched"
-    """For a prompt: from the bucket, whatever it holds."""
+    """For a prompt, or in the place of what went bad unnoticed: from the bucket, whatever it holds."""
     NAMED = "named"
     """Asked for by its owner: not from the bucket."""
 
@@ -35,7 +35,7 @@ class BudgetState:
         as_of_s: seconds since 1970.
         day: days since 1970 of the figures below.
         kept_bytes: written on that day of the node's own accord,
-        fetched_bytes: for prompts,
+        fetched_bytes: for prompts and repairs,
         named_bytes: and at its owner's wish.
     """
 

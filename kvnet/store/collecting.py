@@ -93,14 +93,13 @@ class Collector:
 
     # --- while nobody waits -------------------------------------------------------------------------------------------
 
-    def remove(self, artifact: ArtifactHash) -> int:
+    def compact(self) -> int:
         """See the store's interface."""
-        freed = self.removing.remove(artifact)
         with self._gate:
             before = self._parts.index.pack_bytes()
         self.compacting.run()
         with self._gate:
-            return freed + max(0, before - self._parts.index.pack_bytes())
+            return max(0, before - self._parts.index.pack_bytes())
 
     def collect_garbage(self, *, everything: bool) -> Collected:
         """See the store's interface."""

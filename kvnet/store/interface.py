@@ -306,20 +306,30 @@ class Store(Protocol):
     def remove(self, artifact: ArtifactHash) -> int:
         """Remove an artifact, pinned or not; chunks that others use stay. Returns the bytes freed.
 
+        This is :meth:`release`, and then :meth:`compact`, which may take long.
+
         Raises:
             NotInStoreError: it is not held.
         """
         ...
 
-    def release(self, artifact: ArtifactHash) -> None:
-        """Let go of an artifact that another one held here wholly contains.
+    def release(self, artifact: ArtifactHash) -> int:
+        """Let go of an artifact, pinned or not; returns the bytes freed at once.
 
-        What nothing uses goes at once. A pack that others use in part stays as it is until room is needed or garbage
-        is collected: its text is held in any case, and writing it anew after every turn of a conversation would write
+        What nothing uses goes at once. A pack that others use in part stays as it is until :meth:`compact`, or until
+        room is needed or garbage is collected. Where another artifact held here wholly contains this one, that is soon
+        enough: its text is held in any case, and writing it anew after every turn of a conversation would write
         everything twice.
 
         Raises:
             NotInStoreError: it is not held.
+        """
+        ...
+
+    def compact(self) -> int:
+        """Write packs anew that are used in part, so that nothing of a removed text stays; returns the bytes freed.
+
+        For where nobody waits: it reads and writes what is still used of them, while all else goes on.
         """
         ...
 

@@ -116,7 +116,8 @@ class Removals:
             return False
         self._names.forget(artifact)
         try:
-            self._store.remove(artifact)
+            # Packs that others use in part are written anew when the store is tidied: nobody is to wait for it.
+            self._store.release(artifact)
         except NotInStoreError:
             return False
         return True

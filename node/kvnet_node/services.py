@@ -223,13 +223,14 @@ class Services:
 
     def scrubber(self) -> Scrubber:
         """Reads the store through; what went bad comes from peers, where there is a network."""
-        return Scrubber(self.store, self.lane, self.node.repair if self.node is not None else None)
+        repair = partial(self.node.repair, wrote=self.writes.named) if self.node is not None else None
+        return Scrubber(self.store, self.lane, repair)
 
     async def _repair_unasked(self, artifact: ArtifactHash, indices: Sequence[int]) -> bool:
         """Fetch chunks that went bad, unless nothing is to be fetched that nobody has asked for."""
         if self.node is None or (self.guest is not None and not self.guest.conduct.replicate):
             return False
-        return await self.node.repair(artifact, indices)
+        return await self.node.repair(artifact, indices, wrote=self.writes.fetched)
 
     async def scrub_now_and_then(self) -> None:
         """Read the store through whenever that is due, also across restarts; until cancelled."""

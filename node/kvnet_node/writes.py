@@ -32,7 +32,7 @@ class Writes:
         self.budget = WriteBudget(day_bytes, now(), state=_saved(file), save=self._save)
 
     def fetched(self, n_bytes: int) -> None:
-        """A prompt fetched so much."""
+        """A prompt, or a repair that nobody asked for, fetched so much."""
         self.budget.spend(n_bytes, Writing.FETCHED, self._now())
 
     def named(self, n_bytes: int) -> None:

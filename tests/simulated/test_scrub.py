@@ -1,5 +1,6 @@
 """Scrub: damage is found before it is met, and mended from peers."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,10 @@ async def test_damage_is_mended_from_a_peer_and_served_sound_again(
     await b.meet(a)
     await b.fetch(record.hash)
     damage(b, record, chunk(record, ChunkKind.TILE, block=2))
-    found = await scrubber(b).scrub()
+    written: list[int] = []
+    found = await Scrubber(b.store, b.lane, partial(b.exchange.repair, wrote=written.append)).scrub()
     assert (found.bad, found.damaged, found.repaired) == (1, (record.hash,), (record.hash,))
+    assert written == [record.entries[chunk(record, ChunkKind.TILE, block=2)].length_bytes]
     assert b.store.verify(record.hash).bad == ()
     again = b.store.get(record.hash)
     assert again is not None

@@ -86,7 +86,7 @@ def _render_writes(writes: WritesEntry) -> str:
     """What was written today, and what may still be."""
     parts = [
         f"{format_bytes(writes.kept_bytes)} kept",
-        f"{format_bytes(writes.fetched_bytes)} fetched for prompts",
+        f"{format_bytes(writes.fetched_bytes)} fetched for prompts and repairs",
         f"{format_bytes(writes.named_bytes)} by name",
     ]
     left = f"{format_bytes(writes.left_bytes)} of {format_bytes(writes.day_bytes)} left"

@@ -1,5 +1,7 @@
 """Operations on artifacts that are held here: list, show, verify, pin, unpin, remove, collect garbage."""
 
+import msgspec
+
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.protocol.escaping import escape_text
@@ -260,6 +262,10 @@ async def remove(ctx: OperationContext, request: r.RemoveRequest) -> r.RemoveRes
     if request.everywhere:
         return await remove_everywhere(services, meant)
     result = await services.lane.run(remove_meant, services.store, services.names, meant)
+    if result.removed:
+        # Others need the lane meanwhile.
+        compacted_bytes = await services.background.run(services.store.compact)
+        result = msgspec.structs.replace(result, freed_bytes=result.freed_bytes + compacted_bytes)
     if services.node is not None:
         gone = (meant.artifact, *meant.others) if isinstance(meant, NamedVersion) else (meant,)
         for artifact in gone:
@@ -269,7 +275,10 @@ async def remove(ctx: OperationContext, request: r.RemoveRequest) -> r.RemoveRes
 
 
 def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHash) -> r.RemoveResult:
-    """Remove the artifact, and its names last: whoever is killed in between says the same once more. Blocking."""
+    """Remove the artifact, and its names last: whoever is killed in between says the same once more. Blocking.
+
+    Packs that others use in part are written anew by ``Store.compact`` afterwards.
+    """
     if isinstance(meant, NamedVersion):
         artifact = meant.artifact
         left = {
@@ -287,7 +296,7 @@ def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHa
         # A hash means what is held.
         named = any(version.artifact == artifact for version in names.by_artifact().get(artifact, []))
         doomed = not named or store.get(artifact) is not None
-    freed = sum(store.remove(each) for each in ([artifact] if doomed else []) + others)
+    freed = sum(store.release(each) for each in ([artifact] if doomed else []) + others)
     gone = names.remove(meant.name, meant.version) if isinstance(meant, NamedVersion) else names.forget(artifact)
     return r.RemoveResult(artifact_text(artifact), gone, freed, doomed, kept_by, remaining)
 

@@ -32,16 +32,17 @@ async def remove_everywhere(services: Services, meant: NamedVersion | ArtifactHa
         body = Removal(sequence=0, issued=0, expires=0, namespace=mine.id, artifact=artifact)
         await rosters.say(mine, key, body)
     result = await services.lane.run(_remove_here, services, artifacts)
+    freed_bytes = result.freed_bytes + await services.background.run(services.store.compact)
     for artifact in artifacts:
         if services.node is not None:
             services.node.removed(artifact)
     if roster is None:
-        return result
+        return r.RemoveResult(result.artifact, result.names, freed_bytes)
     here = connected(services, mine)
     return r.RemoveResult(
         result.artifact,
         result.names,
-        result.freed_bytes,
+        freed_bytes,
         told=awake(services, roster, here),
         asleep=asleep(services, roster, here),
     )
@@ -54,5 +55,5 @@ def _remove_here(services: Services, artifacts: tuple[ArtifactHash, ...]) -> r.R
         names += services.names.forget(artifact)
         # The removal that was just said may have been followed here already.
         if services.store.get(artifact) is not None:
-            freed_bytes += services.store.remove(artifact)
+            freed_bytes += services.store.release(artifact)
     return r.RemoveResult(artifact_text(artifacts[0]), names, freed_bytes)

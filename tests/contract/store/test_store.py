@@ -238,6 +238,23 @@ def test_removing_an_artifact_keeps_what_others_use(store: Store) -> None:
     assert store.artifacts() == []
 
 
+def test_letting_go_and_writing_packs_anew_are_removing_in_two_steps(open_store: OpenStore) -> None:
+    first = sample(range(600), context=CONTEXT)
+    second = edited(first, 512, 100)
+    freed: list[int] = []
+    for in_two_steps in (False, True):
+        store = open_store()
+        for artifact in (first, second):
+            publish(store, artifact)
+        freed.append(store.release(first.hash) + store.compact() if in_two_steps else store.remove(first.hash))
+        assert not store.has_chunk(first.entries[0].hash)
+        check_whole(store, second)
+        assert store.compact() == 0
+        store.remove(second.hash)
+        assert store.usage().chunks == 0
+    assert freed[0] == freed[1] > 0
+
+
 def test_removed_artifacts_can_come_back(store: Store) -> None:
     first, second = sample(range(600)), sample(range(512))
     publish(store, first)
