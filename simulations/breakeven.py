@@ -71,7 +71,7 @@ def _gains(codec: Codec) -> Figure:
             ]
         )
         wins, total = wins + int((gains > 1).sum()), total + gains.size
-        axes.imshow(np.log2(gains), cmap="RdYlGn", norm=TwoSlopeNorm(0, -_MOST, _MOST), aspect="auto")
+        axes.imshow(np.log2(gains), cmap="PuOr", norm=TwoSlopeNorm(0, -_MOST, _MOST), aspect="auto")
         for (row, column), value in np.ndenumerate(gains):
             colour = "white" if abs(math.log2(value)) > _MOST * 0.8 else "black"
             axes.text(column, row, _times(value), ha="center", va="center", fontsize=8, color=colour)
@@ -85,8 +85,8 @@ def _gains(codec: Codec) -> Figure:
     head(
         made,
         f"Fetching {PREFIX_TOKENS:,} tokens is sooner than computing them in {wins} of {total} cases",
-        f"How many times sooner; green: fetch, red: compute. Codec {codec.value}, one peer at the link's full payload "
-        "rate, nothing else to do; chips, models and links as in simulations/chips.py.",
+        f"How many times sooner; purple: fetch, orange: compute. Codec {codec.value}, one peer at the link's full "
+        "payload rate, nothing else to do; chips, models and links as in simulations/chips.py.",
     )
     return made
 

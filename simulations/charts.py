@@ -12,8 +12,16 @@ from matplotlib.figure import Figure
 
 from kvnet.errors import UsageError
 
-KNOWN_COLOURS: Final = {"none": "#8c8c8c", "own": "#3b75af", "swarm": "#2f8f4e", "central": "#c9a227"}
-OTHER_COLOURS: Final = ("#8a4fa3", "#c8553d", "#3aa6a6", "#7a5c3e", "#d17ab0", "#5b6abf", "#98a23b", "#444444")
+KNOWN_COLOURS: Final = {"none": "#8c8c8c", "own": "#0072b2", "swarm": "#009e73", "central": "#e69f00"}
+OTHER_COLOURS: Final = ("#cc79a7", "#d55e00", "#56b4e9", "#7a5c3e", "#5b3f8c", "#b8a500", "#444444", "#8c564b")
+"""Those of Okabe and Ito first, which people who do not see red and green as others do can tell apart."""
+LOST_COLOUR: Final = "#d55e00"
+LINE_STYLES: Final = ("-", "--", ":", "-.")
+TIMES: Final = (
+    (0.001, "1 ms"), (0.01, "10 ms"), (0.1, "0.1 s"), (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"),
+    (3600, "1 h"), (36_000, "10 h"),
+)  # fmt: skip
+"""Where an axis of times has its marks."""
 TITLE_CHARACTERS: Final = 9.0
 CAPTION_CHARACTERS: Final = 15.0
 """Of a line, in an inch of its figure."""
@@ -72,6 +80,22 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], labels: Sequ
     axes.bar_label(drawn, labels=list(labels), padding=3, fontsize=9)
     policies_axis(axes, names)
     axes.set_xlim(0, max([*values, 1e-9]) * 1.18)
+
+
+def line_style(policy: str, policies: Sequence[str]) -> str:
+    """How a policy's curve is drawn, told without colour too: the four that are always there solid, others in turn."""
+    others = [name for name in policies if name not in KNOWN_COLOURS]
+    return LINE_STYLES[(1 + others.index(policy)) % len(LINE_STYLES)] if policy in others else LINE_STYLES[0]
+
+
+def times_axis(axes: Axes, least_s: float, most_s: float) -> None:
+    """A logarithmic axis of times from left to right, marked in the units people use."""
+    axes.set_xscale("log")
+    least_s, most_s = max(least_s, 1e-3), max(most_s, 2 * least_s)
+    shown = [(at_s, text) for at_s, text in TIMES if least_s <= at_s <= most_s]
+    axes.set_xlim(least_s, most_s)
+    axes.set_xticks([at_s for at_s, _ in shown], labels=[text for _, text in shown])
+    axes.minorticks_off()
 
 
 def policies_axis(axes: Axes, names: Sequence[str]) -> None:

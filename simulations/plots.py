@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulations.charts import bars, colours, figure, policies_axis, write
+from simulations.charts import LOST_COLOUR, bars, colours, figure, line_style, policies_axis, times_axis, write
 from simulations.comparing import by_policy, spread
+from simulations.policies import POLICIES
 from simulations.rendering import percent, seconds, size
 from simulations.results import LATER_S, LATER_SHARE, Array, RunResult, Summary, later, summary
 from simulations.saved import Saved
@@ -46,6 +47,12 @@ class _Runs:
     def result(self, policy: str) -> RunResult | None:
         return next((each for each in self.results if each.policy == policy), None)
 
+    def compared(self) -> tuple[RunResult, RunResult] | None:
+        """The swarm, or the last run, and what it is compared with: own caches, or whatever else there is."""
+        run = self.result("swarm") or self.results[-1]
+        other = self.result("own") or next((each for each in self.results if each is not run), None)
+        return None if other is None or other is run else (run, other)
+
     def few(self) -> list[RunResult]:
         """The four that are always there, then others while there is room."""
         first = [each for each in self.results if each.policy in ALWAYS]
@@ -73,9 +80,10 @@ def draw(saved: Saved, folder: Path) -> list[Path]:
         ("ssd_writes", _ssd_writes),
         ("announcing", _announcing),
         ("load", _load),
-        ("where_it_loses", _where_it_loses),
     )
-    return [file for name, plot in plots for file in write(plot(runs), folder, name)]
+    drawn = [file for name, plot in plots for file in write(plot(runs), folder, name)]
+    pair = runs.compared()
+    return drawn if pair is None else [*drawn, *write(_where_it_loses(runs, *pair), folder, "where_it_loses")]
 
 
 def _against(runs: _Runs, sentence: Callable[[Summary, Summary], str], otherwise: Callable[[Summary], str]) -> str:
@@ -109,9 +117,9 @@ def _hit_rate(runs: _Runs) -> Figure:
     places = range(len(runs.names))
     left = np.zeros(len(runs.names))
     parts = (
-        ("from the node's RAM", "#9cc3e6", [each.own_ram_fraction for each in runs.summaries]),
-        ("from the node's disk", "#3b75af", [each.own_disk_fraction for each in runs.summaries]),
-        ("from peers", "#2f8f4e", [each.peer_fraction for each in runs.summaries]),
+        ("from the node's RAM", "#56b4e9", [each.own_ram_fraction for each in runs.summaries]),
+        ("from the node's disk", "#0072b2", [each.own_disk_fraction for each in runs.summaries]),
+        ("from peers", "#009e73", [each.peer_fraction for each in runs.summaries]),
     )
     for label, colour, shares in parts:
         values = 100 * np.array(shares)
@@ -140,7 +148,7 @@ def _ttft(runs: _Runs) -> Figure:
             f"{seconds(own.ttft_s['p50'])} with {_name(own)}; nine of ten within {seconds(swarm.ttft_s['p90'])} "
             f"and {seconds(own.ttft_s['p90'])}"
         ),
-        lambda best: f"Half of all first tokens come within {seconds(best.ttft_s['p50'])} with {_name(best)}",
+        lambda _: _means(runs),
     )
     made, axes = figure(title, runs.where)
     known = colours(runs.names)
@@ -148,13 +156,25 @@ def _ttft(runs: _Runs) -> Figure:
         times_s = np.sort(np.maximum(run.requests["ttft_s"], _MIN_TTFT_S))
         # A thousand points show all that can be seen.
         share = np.linspace(0, 100, min(1001, max(2, len(times_s))))
-        _curve(axes, np.percentile(times_s, share), share, run.policy, known[run.policy])
-    axes.set_xscale("log")
-    axes.set_xlabel("time to first token, s (logarithmic)")
+        _curve(axes, np.percentile(times_s, share), share, run.policy, known[run.policy], runs.names)
+    shown = [np.maximum(run.requests["ttft_s"], _MIN_TTFT_S) for run in runs.few() if run.n_requests]
+    if shown:
+        times_axis(axes, min(float(times.min()) for times in shown), max(float(times.max()) for times in shown) * 1.05)
+    axes.set_xlabel("time to first token (logarithmic)")
     axes.set_ylabel("requests answered by then, %")
     axes.set_ylim(0, 100)
     axes.legend(fontsize=9, frameon=False)
     return made
+
+
+def _means(runs: _Runs) -> str:
+    """The policies with the soonest and the latest first token on average."""
+    ordered = sorted(runs.summaries, key=lambda each: each.ttft_s["mean"])
+    best, worst = ordered[0], ordered[-1]
+    told = f"First tokens come after {seconds(best.ttft_s['mean'])} on average with {_name(best)}"
+    if worst is not best:
+        told += f", after {seconds(worst.ttft_s['mean'])} with {_name(worst)}"
+    return told
 
 
 def _prefill_saved(runs: _Runs) -> Figure:
@@ -207,10 +227,10 @@ def _announcing(runs: _Runs) -> Figure:
     n_nodes = len(runs.results[0].nodes["requests"])
     rates = [each.announce_messages / n_nodes / max(each.duration_s / 3600, 1e-9) for each in runs.summaries]
     at = runs.summaries.index(swarm)
-    title = f"With {_name(swarm)} a node sends {rates[at]:,.1f} announcements an hour"
+    title = f"With {_name(swarm)} a node sends {rates[at]:,.0f} messages an hour to announce what it holds"
     made, axes = figure(title, runs.where, height=_height(runs))
-    bars(axes, runs.names, rates, [f"{rate:,.1f}" for rate in rates])
-    axes.set_xlabel("messages to announce, of a node in an hour")
+    bars(axes, runs.names, rates, [f"{rate:,.0f}" for rate in rates])
+    axes.set_xlabel("messages to members and to servers of the DHT, of a node in an hour")
     return made
 
 
@@ -227,7 +247,7 @@ def _load(runs: _Runs) -> Figure:
     for run in shown:
         served = np.sort(run.nodes["served_bytes"])[::-1].astype(np.float64)
         share = np.concatenate(([0.0], 100 * np.cumsum(served) / served.sum()))
-        _curve(axes, np.linspace(0, 100, len(share)), share, run.policy, known[run.policy])
+        _curve(axes, np.linspace(0, 100, len(share)), share, run.policy, known[run.policy], runs.names)
     axes.plot([0, 100], [0, 100], color="#8c8c8c", linestyle=":", label="even")
     axes.set_xlabel("nodes, those that serve most first, %")
     axes.set_ylabel("of all bytes served, %")
@@ -236,8 +256,7 @@ def _load(runs: _Runs) -> Figure:
     return made
 
 
-def _where_it_loses(runs: _Runs) -> Figure:
-    swarm, own = runs.result("swarm") or runs.results[-1], runs.result("own") or runs.results[0]
+def _where_it_loses(runs: _Runs, swarm: RunResult, own: RunResult) -> Figure:
     lost, edges, counts = losses(swarm, own)
     worst = int(np.argmax(lost))
     overall = float(np.dot(lost, counts)) / max(1, sum(counts))
@@ -249,7 +268,7 @@ def _where_it_loses(runs: _Runs) -> Figure:
         )
     made, axes = figure(title, f"{runs.where}; later: by more than {percent(LATER_SHARE)} and {LATER_S * 1000:.0f} ms")
     places = np.arange(len(lost))
-    drawn = axes.bar(places, lost, color="#c8553d")
+    drawn = axes.bar(places, lost, color=LOST_COLOUR)
     axes.bar_label(drawn, labels=[f"{share:.1f} %\nof {count:,}" for share, count in zip(lost, counts, strict=True)])
     labels = [f"{low:,.0f} to\n{high:,.0f}" for low, high in pairwise(edges)]
     axes.set_xticks(places, labels=labels, fontsize=8)
@@ -280,10 +299,16 @@ def losses(run: RunResult, other: RunResult) -> tuple[list[float], list[float], 
     return shares.tolist(), edges.tolist(), counts.tolist()
 
 
-def _curve(axes: Axes, x: Array, y: Array, policy: str, colour: str) -> None:
-    """A policy's curve; the four that are always there lie above the others, and are thicker."""
+def _curve(axes: Axes, x: Array, y: Array, policy: str, colour: str, policies: list[str]) -> None:
+    """A policy's curve; the four that are always there are thicker, and lie below what may run over them."""
     always = policy in ALWAYS
-    axes.plot(x, y, color=colour, label=policy, linewidth=2.4 if always else 1.4, zorder=3 if always else 2)
+    style, width = line_style(policy, policies), 2.8 if always else 1.5
+    axes.plot(x, y, color=colour, label=_label(policy), linestyle=style, linewidth=width, zorder=2 if always else 3)
+
+
+def _label(policy: str) -> str:
+    """A policy's name, and what it means where the name does not say it."""
+    return policy if policy in ALWAYS or policy not in POLICIES else f"{policy}: {POLICIES[policy].title}"
 
 
 def _height(runs: _Runs) -> float:

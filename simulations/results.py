@@ -61,8 +61,8 @@ class NodeResult(NamedTuple):
         requests: that it answered.
         served_bytes: chunks sent to peers.
         ssd_written_bytes: what went to its disk.
-        announce_messages: sent to announce, withdraw or announce again.
-        lookup_messages: questions sent to members and the DHT.
+        announce_messages: sent to announce, withdraw or announce again: to members, and to servers of the DHT.
+        lookup_messages: questions sent to members and servers of the DHT.
         busy_s: seconds in which its engine computed.
         stored_bytes: what its store holds in the end.
     """

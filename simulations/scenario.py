@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvnet.errors import ConfigError
+from simulations.policies import POLICIES
 from simulations.strictness import Keys, explain
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -19,15 +20,19 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000
+MAX_REQUESTS = 10_000_000
+"""More do not fit into memory."""
 
 Text = Annotated[str, Meta(min_length=1, max_length=200)]
 Name = Annotated[str, Meta(min_length=1, max_length=60)]
-Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Count = Annotated[int, Meta(ge=1, le=MAX_REQUESTS)]
 Tokens = Annotated[int, Meta(ge=1, le=4_000_000)]
 SomeTokens = Annotated[int, Meta(ge=0, le=4_000_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Rate = Annotated[float, Meta(ge=0, le=1e9)]
+Days = Annotated[float, Meta(gt=0, le=3650)]
+Daily = Annotated[float, Meta(ge=0, le=10_000)]
 
 
 class _Table(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +133,7 @@ class Office(_Table, frozen=True, kw_only=True, tag_field="kind", tag="office"):
     """
 
     requests: Count = 2000
-    days: Positive = 5.0
+    days: Days = 5.0
     system_tokens: SomeTokens = 500
     documents: Count = 200
     document_tokens: Tokens = 12_000
@@ -151,7 +156,7 @@ class Agents(_Table, frozen=True, kw_only=True, tag_field="kind", tag="agents"):
     """
 
     requests: Count = 5000
-    days: Positive = 5.0
+    days: Days = 5.0
     kinds: Count = 3
     head_tokens: Tokens = 17_000
     projects: Count = 40
@@ -197,7 +202,7 @@ class Person(_Table, frozen=True, kw_only=True, tag_field="kind", tag="person"):
     """
 
     requests: Count = 300
-    days: Positive = 5.0
+    days: Days = 5.0
     moves: Share = 0.15
     system_tokens: SomeTokens = 4000
     projects: Count = 6
@@ -221,10 +226,10 @@ class Codebase(_Table, frozen=True, kw_only=True, tag_field="kind", tag="codebas
         working_hours: as of an office.
     """
 
-    days: Positive = 20.0
+    days: Days = 20.0
     codebase_tokens: Tokens = 100_000
     queries_a_day: Positive = 10.0
-    edits_a_day: Rate = 5.0
+    edits_a_day: Daily = 5.0
     edit_from: Share = 0.0
     edit_tokens: SomeTokens = 60
     question_tokens: Tokens = 60
@@ -266,9 +271,9 @@ class Churn(_Table, frozen=True, kw_only=True):
 
     late: Share = 0.0
     leave: Share = 0.0
-    crashes_a_day: Rate = 0.0
+    crashes_a_day: Daily = 0.0
     down_s: Positive = 600.0
-    sleeps_a_day: Rate = 0.0
+    sleeps_a_day: Daily = 0.0
     asleep_s: Positive = 1800.0
     nights: bool = False
 
@@ -283,7 +288,7 @@ class Faults(_Table, frozen=True, kw_only=True):
     """
 
     liars: Share = 0.0
-    partitions_a_day: Rate = 0.0
+    partitions_a_day: Daily = 0.0
     partition_s: Positive = 600.0
 
 
@@ -342,11 +347,14 @@ def load(name: str) -> Scenario:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: expected a scenario of at most {MAX_FILE_BYTES:,} bytes")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Editors on Windows begin a file with a mark that TOML does not know.
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a scenario file, found: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: expected tables and lists, found hundreds of them in each other") from error
     scenario = parse(content, where=str(path))
     if isinstance(scenario.workload, Trace):
         beside = path.parent / scenario.workload.file
@@ -389,7 +397,24 @@ def parse(content: dict[str, Any], *, where: str = "scenario") -> Scenario:
         raise ConfigError(f"{where}: {explain(str(error), content, _keys(content))}") from error
     if scenario.n_nodes > MAX_NODES:
         raise ConfigError(f"{where}: machines: expected at most {MAX_NODES:,} in all, found {scenario.n_nodes:,}")
+    key, n_requests = _asked(scenario)
+    if n_requests > MAX_REQUESTS:
+        raise ConfigError(f"{where}: {key}: expected at most {MAX_REQUESTS:,} requests in all, found {n_requests:,.0f}")
+    unknown = next((name for name in scenario.policies if name not in POLICIES), None)
+    if unknown is not None:
+        raise ConfigError(f"{where}: policies: expected some of {', '.join(POLICIES)}, found {unknown!r}")
     return scenario
+
+
+def _asked(scenario: Scenario) -> tuple[str, float]:
+    """About how many requests a scenario asks for, and the key that says so; other kinds than these have a bound."""
+    work = scenario.workload
+    match work:
+        case Codebase():
+            return "workload.queries_a_day", work.days * work.queries_a_day
+        case Classroom():
+            return "workload.lessons", work.lessons * scenario.n_nodes * work.conversation.turns
+    return "workload", 0.0
 
 
 def _keys(content: dict[str, Any]) -> Keys:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from kvnet.exchange.admission import AdmissionPolicy
-from kvnet.exchange.finder import LOOKUP_SHARE, MAX_LOOKUP_S
+from kvnet.exchange.finder import DHT_WORTH_S, LOOKUP_SHARE, MAX_LOOKUP_S
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import checkpoints
 from kvnet.protocol.scoring import DOUBT_S
@@ -64,6 +64,7 @@ class Policy:
         codec: how state is stored and travels.
         checkpoints: at which block counts an artifact of so many tokens is announced in the DHT.
         dht: whether the DHT is used at all.
+        dht_worth_s: seconds of prefill from which on it is asked.
         reprovide_s: seconds after which it is announced again.
         replication: of hot beginnings; none by default.
         lookup_share: of the estimated prefill, what a lookup may take at most.
@@ -83,6 +84,7 @@ class Policy:
     codec: Codec = Codec.RAW
     checkpoints: Callable[[int], list[int]] = checkpoints
     dht: bool = True
+    dht_worth_s: float = DHT_WORTH_S
     reprovide_s: float = 900.0
     replication: Replication | None = None
     lookup_share: float = LOOKUP_SHARE

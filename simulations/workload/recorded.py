@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvnet.errors import MalformedError
 from simulations.workload.requests import RequestStream, StreamBuilder
 from simulations.workload.traces import MOONCAKE_BLOCK_TOKENS, Report, Trace, TraceRequest, read, silent
 
@@ -65,14 +66,21 @@ def recorded_stream(
         limit: at most so many requests; 0 for all.
 
     Raises:
-        MalformedError: a line that does not fit.
+        MalformedError: a line that does not fit, blocks that do not, or no request.
     """
     builder = StreamBuilder(path.stem, n_nodes, block_tokens=block_tokens)
+    trace = read(path)
+    if max(trace.block_tokens, block_tokens) % min(trace.block_tokens, block_tokens):
+        raise MalformedError(
+            f"{path}: block_size: expected a part or a multiple of {block_tokens} tokens, found {trace.block_tokens}"
+        )
     rows = []
-    for request, labels, session in _labelled(read(path), block_tokens):
+    for request, labels, session in _labelled(trace, block_tokens):
         rows.append((request, builder.segment_of(labels), session))
         if len(rows) == limit:
             break
+    if not rows:
+        raise MalformedError(f"{path}: expected a request, found none")
     named = bool(rows and rows[0][0].session)
     longest_s = max((request.arrival_s for request, _, _ in rows), default=0.0)
     at: dict[int, int] = {}

@@ -11,6 +11,7 @@ Two formats are known, and told apart by their first line:
 A trace is read line by line. A line that is too long or does not fit is an error that names the file and the line.
 """
 
+import codecs
 import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -85,6 +86,9 @@ class _MooncakeLine(Struct, frozen=True):
     input_length: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     output_length: _Tokens
     hash_ids: _Ids
+
+
+_MOONCAKE_KEYS = tuple(key.encode() for key in _MooncakeLine.__struct_fields__)
 
 
 class _Turn(Struct, frozen=True, rename={"at_s": "t", "kind": "type", "n_input": "in", "n_output": "out"}):
@@ -168,6 +172,9 @@ def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
                 if len(line) > MAX_LINE_BYTES:
                     raise MalformedError(f"{path}:{number}: expected at most {MAX_LINE_BYTES:,} bytes in a line")
                 report(raw.tell(), n_bytes)
+                if number == 1:
+                    # Editors on Windows begin a file with it.
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield number, line
     except (OSError, EOFError) as error:
@@ -197,6 +204,8 @@ def _mooncake(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[TraceR
     for count, (number, line) in enumerate(lines):
         _check_count(path, number, count)
         one = _decode(path, number, line, _MooncakeLine)
+        if twice := next((key for key in _MOONCAKE_KEYS if line.count(b'"%b"' % key) > 1), None):
+            raise MalformedError(f"{path}:{number}: {twice.decode()}: expected once, found it twice")
         n_blocks = -(-one.input_length // MOONCAKE_BLOCK_TOKENS)
         if len(one.hash_ids) != n_blocks:
             raise MalformedError(

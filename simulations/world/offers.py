@@ -14,6 +14,7 @@ from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from kvnet.protocol.speeds import Machine
 from simulations.policies.policy import Policy
+from simulations.world.dht import RECORDS_OF_A_KEY
 from simulations.world.node import Job, Node
 from simulations.world.places import Places
 from simulations.world.store import Holders, alike
@@ -21,8 +22,6 @@ from simulations.world.tree import NOWHERE
 
 MAX_PROVIDERS: Final = 4
 """Peers asked at the same time; `kvnet.protocol.fetch.FetchLimits.active_peers`."""
-RECORDS_OF_A_KEY: Final = 20
-"""Provider records that the DHT keeps of a key."""
 
 
 class Offered(NamedTuple):

@@ -13,11 +13,12 @@ from typing import Final
 
 from kvnet.engine.interface import Boundary, BoundaryKind
 from kvnet.exchange.admission import Signals
-from kvnet.exchange.finder import DHT_WORTH_S, MAX_CANDIDATES, MIN_LOOKUP_S, WORTH_ASKING_S
+from kvnet.exchange.finder import MAX_CANDIDATES, MIN_LOOKUP_S, WORTH_ASKING_S
 from kvnet.exchange.lookups import DHT_SHARE
 from kvnet.exchange.planning import SHOWING_ROUND_TRIPS, asking_could_win, link_to
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
+from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.cost import EvenOffer, best_cut
 from kvnet.protocol.speeds import Link
 from simulations.checkers import Checkers, Truth
@@ -28,6 +29,7 @@ from simulations.workload.churn import Change, PresenceChange
 from simulations.workload.requests import Request
 from simulations.world.chunked import ChunkTransfers
 from simulations.world.clock import Clock
+from simulations.world.dht import walk
 from simulations.world.node import Job, LiveCaches, Node
 from simulations.world.offers import Directory, Heard, Offered, local_seconds
 from simulations.world.places import Places, choose_members
@@ -40,10 +42,9 @@ from simulations.world.tree import Path, PromptTree
 SILENCE_S: Final = 75.0
 """A peer that is gone without a word keeps its session for so long: 60 s of silence, then 15 s for a ping
 (`kvnet.protocol.session.SessionLimits`). Until then it is asked for what its table names."""
-DHT_ROUNDS: Final = 2
-"""Rounds in which the DHT finds a provider; 1.6 on average, 2 at most, were measured (design of the network)."""
 SESSION_ROUND_TRIPS: Final = 3
 """To dial somebody new: TCP, Noise, and the proof of membership; the question itself comes on top."""
+_ANNOUNCING: Final = AnnounceLimits()
 MIN_SYSTEM_TOKENS: Final = 64
 """Shorter system prompts have no live cache of their own; as in `kvnet.engine.mlx.states`."""
 
@@ -91,6 +92,7 @@ class World:
         self.checks = Checkers(Truth())
         self.counts: Counter[str] = Counter()
         self.asked = self.ended = 0
+        self._walk = walk(len(self.nodes) - 1)
         self._announced_s = [0.0] * len(self.nodes)
         self._follow = setup.stream.answers_follow
         self._stores, self._peers = policy.stores, policy.peers
@@ -224,7 +226,7 @@ class World:
             else:
                 self.counts["not_asked"] += 1
                 offered = None
-        if offered is None and self.policy.dht and left_s >= DHT_WORTH_S and len(self.nodes) > len(node.members) + 1:
+        if offered is None and self.policy.dht and left_s >= self.policy.dht_worth_s and len(self.nodes) > 1:
             offered, more_s = self._ask_dht(node, job, longest_s - spent_s)
             spent_s += more_s
         if offered is None:
@@ -274,10 +276,10 @@ class World:
 
     def _ask_dht(self, node: Node, job: Job, left_s: float) -> tuple[Offered | None, float]:
         """Who the DHT names, dialled and asked; nobody when there is no time for it."""
-        node.counted.lookup_messages += len(self.directory.dht_depths(job.request.n_input))
-        found_s = DHT_ROUNDS * self.setup.dht_rtt_s
+        node.counted.lookup_messages += round(self._walk.requests * len(self.directory.dht_depths(job.request.n_input)))
+        found_s = self._walk.rounds * self._dht_round_s(node)
         if found_s > DHT_SHARE * left_s:
-            return None, max(0.0, left_s)
+            return None, DHT_SHARE * max(0.0, left_s)
         offered = self.directory.in_dht(node, job, self.clock.now)
         if offered is None:
             return None, found_s
@@ -286,6 +288,12 @@ class World:
             return None, left_s
         self.counts["found_in_dht"] += 1
         return offered, dialled_s
+
+    def _dht_round_s(self, node: Node) -> float:
+        """Seconds in which some servers answer: most of them are dialled first, where there are more than members."""
+        if len(self.nodes) == len(node.members) + 1:
+            return self._farthest_s[node.number]
+        return (SESSION_ROUND_TRIPS + 1) * self.setup.dht_rtt_s
 
     # --- fetching -----------------------------------------------------------------------------------------------------
 
@@ -477,13 +485,10 @@ class World:
         elapsed_s = now_s - self._announced_s[number]
         self._announced_s[number] = now_s
         if self._peers and self.policy.dht and node.present and elapsed_s > 0:
-            a_second = min(node.store.n_keys / self.policy.reprovide_s, 1 / ANNOUNCE_INTERVAL_S)
-            node.counted.announce_messages += a_second * elapsed_s
-            self.counts["dht_messages"] += round(a_second * elapsed_s)
-
-
-ANNOUNCE_INTERVAL_S: Final = 1.2
-"""Least seconds between two announcements; `kvnet.protocol.announce.AnnounceLimits`."""
+            keys = elapsed_s * min(node.store.n_keys / self.policy.reprovide_s, 1 / _ANNOUNCING.interval_s)
+            checks = elapsed_s / _ANNOUNCING.verify_s if node.store.n_keys else 0.0
+            node.counted.announce_messages += keys * self._walk.announcement + checks * self._walk.requests
+            self.counts["dht_announcements"] += round(keys)
 
 
 def _result(node: Node) -> NodeResult:

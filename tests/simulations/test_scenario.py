@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvnet.errors import ConfigError
 from simulations.policies import POLICIES
-from simulations.scenario import Office, Scenario, Trace, find, load, names, parse
+from simulations.scenario import SCENARIOS, Office, Scenario, Trace, find, load, names, parse
 from simulations.world.building import build
 
 SMALLEST: dict[str, Any] = {
@@ -88,6 +88,18 @@ def test_every_small_scenario_has_machines_that_the_tables_know(name: str) -> No
         ("faults.liars", float("nan"), "faults.liars: expected a number >= 0.0, found nan"),
         ("network.sites", True, "network.sites: expected a whole number, found True"),
         ("policies", ["own", 3], "policies[1]: expected a text, found 3"),
+        ("policies", ["own", "best"], "policies: expected some of none, own"),
+        ("workload.days", 1e9, "workload.days: expected a number <= 3650.0, found 1000000000.0"),
+        (
+            "workload",
+            {"kind": "codebase", "queries_a_day": 1e8},
+            "workload.queries_a_day: expected at most 10,000,000 requests in all, found 2,000,000,000",
+        ),
+        (
+            "workload",
+            {"kind": "classroom", "lessons": 9_000_000},
+            "workload.lessons: expected at most 10,000,000 requests in all, found 45,000,000",
+        ),
     ],
 )
 def test_what_does_not_belong_there_is_named_with_its_key(path: str, value: Any, says: str) -> None:
@@ -124,6 +136,20 @@ def test_what_a_machine_measured_stands_in_place_of_the_tables() -> None:
     assert node.machine.prefill.tokens_s(0) == 100
     with pytest.raises(ConfigError, match=r"machines\.measured\.decode_bytes_s: expected one of .*, found 'zip'"):
         build(parse(changed("machines.0.measured", {**MEASURED, "decode_bytes_s": {"zip": 1.0}})), 0)
+
+
+def test_a_file_from_an_editor_on_windows_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "windows.toml"
+    text = (SCENARIOS / "small.toml").read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8-sig", newline="\r\n")
+    assert load(str(file)) == load("small")
+
+
+def test_a_file_of_lists_in_lists_is_no_surprise(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(f"name = {'[' * 5000}{']' * 5000}")
+    with pytest.raises(ConfigError, match=r"deep\.toml: expected tables and lists, found hundreds of them"):
+        load(str(file))
 
 
 def test_a_file_that_is_no_toml_names_the_line(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvnet.errors import MalformedError
 from simulations.workload.recorded import native_stream, recorded_stream, relabel
 from simulations.workload.traces import EXCERPTS
 
@@ -35,6 +37,23 @@ def test_what_has_no_id_makes_a_block_that_nobody_else_has() -> None:
 def test_sizes_that_do_not_divide_are_refused(block_tokens: int) -> None:
     with pytest.raises(ValueError, match="expected blocks"):
         relabel([1], 256, block_tokens, 100, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("session", "says"),
+    [
+        (
+            {"block_size": 100, "requests": [{"t": 0, "in": 9}]},
+            "block_size: expected a part or a multiple of 256",
+        ),
+        ({"block_size": 64, "requests": []}, "expected a request, found none"),
+    ],
+)
+def test_a_trace_that_cannot_be_asked_is_named(tmp_path: Path, session: dict[str, Any], says: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(json.dumps({"id": "a", **session}))
+    with pytest.raises(MalformedError, match=f"trace.jsonl: {says}"):
+        recorded_stream(file, 1, block_tokens=256, rng=np.random.default_rng(0))
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.sampled_from([(64, 256), (512, 256), (64, 64)]))

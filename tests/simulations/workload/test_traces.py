@@ -54,6 +54,13 @@ def test_a_gzipped_trace_reads_as_a_plain_one(tmp_path: Path) -> None:
     assert list(read(zipped).requests) == list(read(plain).requests)
 
 
+def test_a_trace_from_an_editor_on_windows_is_read(tmp_path: Path) -> None:
+    plain = write(tmp_path, GOOD, GOOD)
+    windows = tmp_path / "windows.jsonl"
+    windows.write_text(plain.read_text(), encoding="utf-8-sig", newline="\r\n")
+    assert list(read(windows).requests) == list(read(plain).requests)
+
+
 def test_empty_lines_count_but_hold_nothing(tmp_path: Path) -> None:
     with pytest.raises(MalformedError, match=r"trace\.jsonl:3: "):
         list(read(write(tmp_path, GOOD, "", {**GOOD, "timestamp": -1})).requests)
@@ -70,6 +77,7 @@ def test_empty_lines_count_but_hold_nothing(tmp_path: Path) -> None:
         ({**GOOD, "input_length": 0}, "expected `int` >= 1 - at `input_length`"),
         ({**GOOD, "output_length": 1 << 40}, "expected `int` <= 67108864 - at `output_length`"),
         ({"timestamp": 1}, "missing required field `input_length`"),
+        (json.dumps(GOOD).replace("{", '{"timestamp": 7, '), "timestamp: expected once, found it twice"),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(tmp_path: Path, line: Any, says: str) -> None:
