@@ -18,7 +18,7 @@ from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import Admission
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.keys import PublisherKey, publisher_text
+from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet.trust.roster import COLLEAGUE, DEVICE, Member, Roster
 from kvnet.trust.statements import (
@@ -31,6 +31,7 @@ from kvnet.trust.statements import (
     sign_statement,
     timely,
 )
+from kvnet_node.calling import members_called, not_one
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.invitations import new_secrets
 from kvnet_node.swarms import MINE, Known, no_swarm
@@ -363,21 +364,19 @@ class Memberships:
 
         Args:
             swarm: name of the namespace.
-            wanted: label, publisher id or peer id of the member.
+            wanted: label, publisher id or peer id of the member, or the end of an id.
 
         Raises:
             UsageError: no member is called so, or several are.
             TrustError: this node may not remove them.
         """
         namespace, roster = self.roster_of(swarm)
-        named = members_called(roster, wanted)
+        members = list(roster.members.values())
+        named = members_called(members, wanted)
         keys = self.rosters.keys_of_machine(roster, named[0].publisher) if named else frozenset()
         if not keys or any(each.publisher not in keys for each in named):
-            raise UsageError(
-                f"expected one member called {wanted.strip()[:80]!r}, found {len(named) or 'none'}",
-                hint="kvnet swarm members shows labels and publisher ids",
-            )
-        gone = [each for each in roster.members.values() if each.publisher in keys]
+            raise not_one(members, named, wanted)
+        gone = [each for each in members if each.publisher in keys]
         if any(key.public == each.publisher for key in self._identity.publisher_keys() for each in gone):
             raise UsageError(
                 "expected another member, found this node itself",
@@ -410,17 +409,6 @@ class Memberships:
         await self._lane.run(self._identity.swarms.drop_unknown)
         await self._lane.run(self._identity.invitations.withdraw_others, held)
         await self._statements.forget_others(held)
-
-
-def members_called(roster: Roster, wanted: str) -> list[Member]:
-    """The members that a label, a publisher id or a peer id means; that of a publisher id is nobody else's."""
-    text = wanted.strip()
-    exact = [each for each in roster.members.values() if text == publisher_text(each.publisher)]
-    return exact or [
-        each
-        for each in roster.members.values()
-        if text and text in {each.label, *(peer_text(PeerId(p)) for p in each.peers)}
-    ]
 
 
 def shortened(addresses: Sequence[str], peer: PeerId) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ def render_peers(result: PeersResult) -> str:
     """The connected peers."""
     rows = [
         (
+            entry.name or "-",
             entry.peer,
             ", ".join(map(escape, entry.scopes)) or "nothing",
             _state(entry),
@@ -77,7 +78,7 @@ def render_peers(result: PeersResult) -> str:
         )
         for entry in result.peers
     ]
-    headers = ("PEER", "SHARES", "STATE", "PATH", "RTT", "RATE", "STANDING", "ADDRESSES")
+    headers = ("NAME", "PEER", "SHARES", "STATE", "PATH", "RTT", "RATE", "STANDING", "ADDRESSES")
     return columns(rows, headers) if rows else ""
 
 
@@ -95,11 +96,11 @@ def render_peer_models(result: PeersResult) -> str:
     """What each member has, and how it compares with what is here."""
     rows: list[tuple[str, ...]] = []
     for entry in result.peers:
-        short = f"…{entry.peer[-_SHORT:]}"
-        rows += [(short, _named(each), verdict_words(each), reason_words(each)) for each in entry.models]
+        who = entry.name or f"…{entry.peer[-_SHORT:]}"
+        rows += [(who, _named(each), verdict_words(each), reason_words(each)) for each in entry.models]
         if entry.member and not entry.models:
             why = "none was loaded there yet" if entry.tells_models else "it does not tell"
-            rows.append((short, "", "", why))
+            rows.append((who, "", "", why))
     table = columns(rows, ("PEER", "MODEL", "THE PEER'S STATE IS", "WHY")) if rows else ""
     steps = advice(each for entry in result.peers for each in entry.models)
     return "\n\n".join(part for part in (table, steps) if part)

@@ -252,10 +252,10 @@ def members(swarm: str = "mine", /, *, context: Context) -> None:
 
     def render(result: SwarmMembersResult) -> str:
         rows = [
-            (each.label or "-", each.role, each.invited_by or "-", _seen(each), each.publisher)
+            (each.name or "-", each.role, each.invited_by or "-", _seen(each), each.publisher)
             for each in result.members
         ]
-        return columns(rows, ("LABEL", "ROLE", "INVITED BY", "SEEN", "PUBLISHER"))
+        return columns(rows, ("NAME", "ROLE", "INVITED BY", "SEEN", "PUBLISHER"))
 
     context.output.result(context.run("swarm members", SwarmRequest(swarm), SwarmMembersResult), render)
 
@@ -272,7 +272,7 @@ def remove(member: str, /, *, swarm: str = "mine", context: Context) -> None:
     """Remove a member: what it has it keeps, what comes later it can neither find nor read.
 
     Args:
-        member: its label, publisher id or peer id, as kvnet swarm members shows them.
+        member: its name, publisher id or peer id, as kvnet swarm members shows them, or the end of an id.
         swarm: from which swarm; your own machines by default.
     """
     result = context.run("swarm remove", SwarmRemoveRequest(swarm, member), SwarmRemoveResult)

@@ -7,6 +7,7 @@ from kvnet.exchange.models import ModelExchange, PeerModel
 from kvnet.exchange.node import ExchangeNode, KnownPeer
 from kvnet.protocol.ids import peer_text
 from kvnet.protocol.matching import Relation
+from kvnet_node.calling import peer_names
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import (
@@ -109,10 +110,15 @@ async def _know(
 
 def _entries(services: Services) -> list[PeerEntry]:
     node = services.node
-    return [_entry(services, node, known) for known in node.peers()] if node is not None else []
+    if node is None:
+        return []
+    files, rosters = services.identity.swarms, services.memberships.rosters
+    known = [roster for each in files.all() if (roster := rosters.roster(each.id)) is not None]
+    names = peer_names(member for roster in known for member in roster.members.values())
+    return [_entry(services, node, each, names.get(each.info.peer, "")) for each in node.peers()]
 
 
-def _entry(services: Services, node: ExchangeNode, known: KnownPeer) -> PeerEntry:
+def _entry(services: Services, node: ExchangeNode, known: KnownPeer, name: str) -> PeerEntry:
     peer, scores = known.info.peer, node.fetcher.scores
     session = node.session_with(peer)
     matching, guest = services.matching, services.guest
@@ -129,6 +135,7 @@ def _entry(services: Services, node: ExchangeNode, known: KnownPeer) -> PeerEntr
         banned=scores.banned(peer, trio.current_time()),
         models=[_model(each) for each in matching.exchange.of(peer)] if matching is not None else [],
         tells_models=session is not None and ModelExchange.can_ask(session),
+        name=name,
     )
 
 

@@ -1,19 +1,29 @@
 """Operations on swarms: invite, join, leave, and their members."""
 
-from kvnet.errors import UsageError
+import sys
 from kvnet.protocol.escaping import escape_text
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from kvnet.errors import PeerUnreachableError, UsageError
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
-from kvnet.trust.roster import Member, Roster
+from kvnet.trust.roster import Roster
 from kvnet.trust.statements import Invitation
+from kvnet_node.calling import names_of
 from kvnet_node.membership import full_addresses
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.network import is_online, try_each
 from kvnet_node.peer_store import PeerStore
 from kvnet_node.services import Services
 from kvnet_node.swarms import MINE
+from kvnet_node.system_network import gateway_answers
+from kvnet_node.unreached import unreached
 
 
 async def invite(ctx: OperationContext, request: r.InviteRequest) -> r.InviteResult:
@@ -52,33 +62,47 @@ async def join(ctx: OperationContext, request: r.JoinRequest) -> r.JoinResult:
     services = ctx.services
     signed, invitation = parse_invitation_text(request.invitation)
     assert services.node is not None  # noqa: S101 - the operation has a network
-    joined = await services.memberships.join(
-        services.node,
-        signed,
-        invitation,
-        name=request.name,
-        label=request.label,
-        keep_old=request.keep_old,
-        count=services.store.count,
-    )
+    try:
+        joined = await services.memberships.join(
+            services.node,
+            signed,
+            invitation,
+            name=request.name,
+            label=request.label,
+            keep_old=request.keep_old,
+            count=services.store.count,
+        )
+    except PeerUnreachableError as error:
+        raise await _why_unreached(error, full_addresses(invitation)) from error
     own = {key.public for key in services.identity.publisher_keys()}
     if not joined.changed and signed.signer in own:
         raise UsageError(
             "expected an invitation by another machine, found one by this machine",
             hint="paste it on the machine that is to join: kvnet join -",
         )
-    inviter = joined.roster.members.get(joined.inviter)
+    names = names_of(joined.roster.members.values())
     return r.JoinResult(
         swarm=joined.namespace.name,
         namespace=joined.namespace.id.hex(),
         role=joined.role,
         inviter=publisher_text(joined.inviter) if joined.inviter else "",
-        inviter_label=escape_text(inviter.label) if inviter is not None else "",
-        members=[_called(each) for each in joined.roster.members.values() if each.publisher not in own],
+        inviter_label=names.get(joined.inviter, ""),
+        members=[names[each] for each in joined.roster.members if each not in own],
         kept=joined.kept.hex() if joined.kept is not None else "",
         changed=joined.changed,
         running=ctx.serving,
     )
+
+
+async def _why_unreached(error: PeerUnreachableError, addresses: Sequence[str]) -> PeerUnreachableError:
+    """What trying the inviter's addresses once more came to; the error as it was when one of them answers."""
+    reaches = await try_each(addresses)
+    if not reaches or any(each.outcome == "open" for each in reaches):
+        return error
+    if any(each.outcome == "no_route" and each.near for each in reaches):
+        answers = await trio.to_thread.run_sync(gateway_answers)
+        reaches = [msgspec.structs.replace(each, gateway_answers=answers) for each in reaches]
+    return unreached(reaches, online=is_online(), platform=sys.platform)
 
 
 async def leave(ctx: OperationContext, request: r.SwarmRequest) -> r.LeaveResult:
@@ -131,12 +155,14 @@ async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMemb
     seen_s = {bytes(each.peer): each.seen_s for each in seen}
     here = connected(services, namespace)
     own = {key.public for key in services.identity.publisher_keys()}
+    names = names_of(roster.members.values())
     entries = [
         r.MemberEntry(
             label=escape_text(each.label),
+            name=names[each.publisher] if each.label else "",
             publisher=publisher_text(each.publisher),
             role=each.role,
-            invited_by=_called(roster.members[each.invited_by]) if each.invited_by in roster.members else "",
+            invited_by=names.get(each.invited_by, ""),
             seen=max((seen_s.get(peer, 0.0) for peer in each.peers), default=0.0),
             connected=not here.isdisjoint(each.peers),
             own=each.publisher in own,
@@ -150,7 +176,7 @@ async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMemb
 async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.SwarmRemoveResult:
     """Remove a member; what it proves from now on opens nothing."""
     services = ctx.services
-    swarm, _ = services.memberships.roster_of(request.swarm or MINE)
+    swarm, before = services.memberships.roster_of(request.swarm or MINE)
     # Whoever is awake follows within a moment, and its session ends with that.
     here = connected(services, swarm)
     namespace, gone = await services.memberships.remove(swarm.name, request.member)
@@ -158,7 +184,7 @@ async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.Swar
     return r.SwarmRemoveResult(
         namespace.name,
         [publisher_text(each.publisher) for each in gone],
-        escape_text(gone[0].label),
+        names_of(before.members.values()).get(gone[0].publisher, ""),
         len(roster.members),
         asleep(services, roster, here),
     )
@@ -176,11 +202,13 @@ def awake(services: Services, roster: Roster, here: frozenset[bytes]) -> list[st
 
 def _others(services: Services, roster: Roster, here: frozenset[bytes], *, away: bool) -> list[str]:
     own = {key.public for key in services.identity.publisher_keys()}
+    names = names_of(roster.members.values())
     found = [
-        _called(each)
+        names[each.publisher]
         for each in roster.members.values()
         if each.publisher not in own and here.isdisjoint(each.peers) is away
     ]
+    # Keys of one machine are called the same.
     return list(dict.fromkeys(found))
 
 
@@ -188,7 +216,3 @@ def connected(services: Services, namespace: Namespace) -> frozenset[bytes]:
     """Raw peer ids of everybody who was connected in a namespace just now, whatever lookup secret it proved."""
     sessions = services.node.sessions() if services.node is not None else ()
     return frozenset(bytes(each.peer) for each in sessions if any(proved.id == namespace.id for proved in each.slots))
-
-
-def _called(member: Member) -> str:
-    return escape_text(member.label) or publisher_text(member.publisher)

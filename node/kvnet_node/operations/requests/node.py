@@ -119,6 +119,7 @@ class PeerEntry(msgspec.Struct, frozen=True):
         banned: it is not asked for a while.
         models: what it has, as far as it told.
         tells_models: it answers when it is asked for its models.
+        name: what it is called as a member, told apart from others of the same label; "" when it is called nothing.
     """
 
     peer: str
@@ -133,6 +134,7 @@ class PeerEntry(msgspec.Struct, frozen=True):
     banned: bool = False
     models: list[PeerModelEntry] = []
     tells_models: bool = False
+    name: str = ""
 
 
 class NeighbourEntry(msgspec.Struct, frozen=True):

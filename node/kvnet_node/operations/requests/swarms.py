@@ -70,7 +70,7 @@ class JoinResult(Result, frozen=True, tag="join"):
         role: ``device`` or ``colleague``.
         inviter: publisher text of who let this node in.
         inviter_label: what people call it.
-        members: labels of the other members known now.
+        members: names of the other members known now.
         kept: id of the namespace that was ``mine`` and is kept; empty for none.
         changed: False when this node was a member already.
         running: it counts in a running node already.
@@ -124,9 +124,10 @@ class MemberEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         label: what people call it.
+        name: the same, with a part of its peer id when another member has the same label.
         publisher: publisher text.
         role: ``founder``, ``device`` or ``colleague``.
-        invited_by: label, or publisher text, of who let it in; empty for the founder.
+        invited_by: name, or publisher text, of who let it in; empty for the founder.
         seen: seconds since 1970 when a machine of it was last connected; 0 for never.
         connected: one of its machines is connected now.
         own: it is this node.
@@ -134,6 +135,7 @@ class MemberEntry(msgspec.Struct, frozen=True):
     """
 
     label: str
+    name: str
     publisher: str
     role: str
     invited_by: str
@@ -151,7 +153,7 @@ class SwarmMembersResult(Result, frozen=True, tag="swarm members"):
 
 
 class SwarmRemoveRequest(Request, frozen=True):
-    """Remove a member: its label, publisher text or peer id."""
+    """Remove a member: its label, publisher text or peer id, or the end of an id."""
 
     swarm: str
     member: str
@@ -164,7 +166,7 @@ class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
         removed: publisher texts.
         label: what people call it.
         stays: how many members there are now.
-        asleep: labels of members that are not connected and will follow when they wake.
+        asleep: names of members that are not connected and will follow when they wake.
     """
 
     swarm: str

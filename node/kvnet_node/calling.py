@@ -1,0 +1,93 @@
+"""What members are called: by their labels, told apart where several have the same. Two Macs may have one host name."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from kvnet.errors import UsageError
+from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
+from kvnet.protocol.escaping import escape_text
+from kvnet.trust.keys import publisher_text
+from kvnet.trust.roster import Member
+
+TAG_CHARACTERS = 8
+"""Of the end of a peer id or publisher id, where labels are not enough."""
+
+
+def names_of(members: Iterable[Member]) -> dict[bytes, str]:
+    """What each member is called, by publisher id: its label, with a part of its peer id when another has the same.
+
+    Keys of one machine are called the same; who has no label is called by its publisher id.
+    """
+    listed = list(members)
+    alike: dict[str, list[Member]] = {}
+    for each in listed:
+        alike.setdefault(_folded(each.label), []).append(each)
+    return {each.publisher: _name(each, alike[_folded(each.label)]) for each in listed}
+
+
+def peer_names(members: Iterable[Member]) -> dict[PeerId, str]:
+    """What each machine is called, by peer id; those of members without a label are left out.
+
+    Args:
+        members: of all namespaces together; of a machine in several, the first counts.
+    """
+    first: dict[PeerId, Member] = {}
+    for each in members:
+        for peer in each.peers:
+            first.setdefault(PeerId(peer), each)
+    names = names_of({each.publisher: each for each in first.values()}.values())
+    return {peer: names[each.publisher] for peer, each in first.items() if each.label.strip()}
+
+
+def members_called(members: Sequence[Member], wanted: str) -> list[Member]:
+    """The members that a label, a publisher id, a peer id, or the end of an id means.
+
+    That of a whole publisher id is nobody else's, whatever others call themselves.
+    """
+    text = wanted.strip()
+    exact = [each for each in members if text == publisher_text(each.publisher)]
+    if exact or not text:
+        return exact
+    names = names_of(members)
+    meant = [each for each in members if text in {each.label.strip(), names[each.publisher], *_peers(each)}]
+    end = text.removeprefix("…")
+    if meant or len(end) < TAG_CHARACTERS:
+        return meant
+    return [
+        each for each in members if any(id_.endswith(end) for id_ in (publisher_text(each.publisher), *_peers(each)))
+    ]
+
+
+def not_one(members: Sequence[Member], found: Sequence[Member], wanted: str) -> UsageError:
+    """That a name means nobody, or several, who are named so that one can be chosen."""
+    names = names_of(members)
+    shown = "; ".join(f"{names[each.publisher]} {publisher_text(each.publisher)}" for each in found)
+    return UsageError(
+        f"expected one member called {wanted.strip()[:80]!r}, found {f'{len(found)}: {shown}' if found else 'none'}",
+        hint="name one of them by its publisher id" if found else "kvnet swarm members shows what they are called",
+    )
+
+
+def _name(member: Member, alike: Sequence[Member]) -> str:
+    label = escape_text(member.label).strip()
+    if not label:
+        return publisher_text(member.publisher)
+    alone = len(alike) == 1 or frozenset.intersection(*(frozenset(each.peers) for each in alike))
+    # Nobody is to look like another by having its distinction for a label.
+    if alone and "…" not in label:
+        return label
+    tag = (
+        short_peer_text(PeerId(member.peers[0]))
+        if member.peers
+        else "…" + publisher_text(member.publisher)[-TAG_CHARACTERS:]
+    )
+    return f"{label} ({tag})"
+
+
+def _peers(member: Member) -> list[str]:
+    return [peer_text(PeerId(peer)) for peer in member.peers]
+
+
+def _folded(label: str) -> str:
+    """Labels that look alike are alike."""
+    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
