@@ -4,8 +4,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from kvnet.errors import UsageError
-from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
 from kvnet.protocol.escaping import escape_text
+from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.roster import Member
 

@@ -1,13 +1,13 @@
 """Operations on swarms: invite, join, leave, and their members."""
 
 import sys
-from kvnet.protocol.escaping import escape_text
 from collections.abc import Sequence
 
 import msgspec
 import trio
 
 from kvnet.errors import PeerUnreachableError, UsageError
+from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet.trust.keys import publisher_text
