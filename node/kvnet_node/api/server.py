@@ -33,6 +33,9 @@ HEADER_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 30.0
 """A client that takes none of what is sent for this long has gone away."""
 MAX_HEADER_BYTES = 64 << 10
+MAX_COMING_BYTES = 256 << 20
+"""Of request bodies that have not come whole: four of the longest. Beyond that the one that takes longest goes."""
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +77,25 @@ class _Connection(TCPServer):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What one connection takes up."""
+    """What one connection takes up.
+
+    Attributes:
+        stream: of the connection.
+        idle_since_s: when its last request ended, or the first that is not whole yet began.
+        running: requests, those that are still coming included.
+        reading: of those, requests that are still coming.
+        coming_bytes: what has come of them.
+    """
 
     stream: trio.SocketStream
     idle_since_s: float
     running: int = 0
+    reading: int = 0
+    coming_bytes: int = 0
+
+    def gives_way(self, latest_s: float) -> bool:
+        """Whether nobody waits for an answer here: no request has come whole, and none has just begun to come."""
+        return self.running == self.reading and self.idle_since_s <= latest_s
 
 
 class HttpServer:
@@ -89,6 +106,7 @@ class HttpServer:
         sockets: bound and listening; closed at the end.
         max_connections: open at a time; by default ``MAX_CONNECTIONS``, or fewer where few files may be open.
         spared_s: see ``SPARED_S``.
+        max_coming_bytes: see ``MAX_COMING_BYTES``.
     """
 
     def __init__(
@@ -98,11 +116,13 @@ class HttpServer:
         *,
         max_connections: int | None = None,
         spared_s: float = SPARED_S,
+        max_coming_bytes: int = MAX_COMING_BYTES,
     ) -> None:
         self._app = app
         self._sockets = sockets
         self._max_connections = max_connections or _most_connections()
         self._spared_s = spared_s
+        self._max_coming_bytes = max_coming_bytes
         self._places: set[_Place] = set()
         self._config = HypercornConfig()
         self._config.keep_alive_timeout = HEADER_TIMEOUT_S
@@ -145,23 +165,60 @@ class HttpServer:
             await trio.aclose_forcefully(stream)
 
     def _close_an_idle_one(self) -> bool:
-        """Make room: of the connections without a request the one that has been so for longest ends."""
+        """Make room: of the connections without a whole request the one that has been so for longest ends.
+
+        One between two requests goes before one that sends a request: slowly sent bodies must keep nobody out.
+        """
         latest_s = trio.current_time() - self._spared_s
-        idle = [place for place in self._places if not place.running and place.idle_since_s <= latest_s]
+        idle = [place for place in self._places if place.gives_way(latest_s)]
         if not idle:
             return False
-        longest = min(idle, key=lambda place: place.idle_since_s)
-        self._places.discard(longest)
-        # Its tasks see the end of it and are gone soon after.
-        longest.stream.socket.close()
+        self._close(min(idle, key=lambda place: (place.reading > 0, place.idle_since_s)))
         return True
+
+    def _bound_coming(self) -> None:
+        """Keep what has come of bodies that are not whole within bounds; one alone is bounded by its reader."""
+        reading = [place for place in self._places if place.reading]
+        while len(reading) > 1 and sum(place.coming_bytes for place in reading) > self._max_coming_bytes:
+            longest = min(reading, key=lambda place: place.idle_since_s)
+            reading.remove(longest)
+            self._close(longest)
+
+    def _close(self, place: _Place) -> None:
+        self._places.discard(place)
+        # Its tasks see the end of it and are gone soon after.
+        place.stream.socket.close()
 
     def _watched(self, place: _Place) -> Any:
         async def app(scope: Any, receive: Any, send: Any) -> None:
+            coming = scope["type"] == "http" and scope["method"] not in _WITHOUT_BODY
+            if not place.running:
+                place.idle_since_s = trio.current_time()
             place.running += 1
+            place.reading += coming
+
+            come_bytes = 0
+
+            def has_come() -> None:
+                nonlocal coming, come_bytes
+                place.reading -= coming
+                place.coming_bytes -= come_bytes
+                coming, come_bytes = False, 0
+
+            async def receiving() -> Any:
+                nonlocal come_bytes
+                message = await receive()
+                come_bytes += (n_bytes := len(message.get("body", b"")))
+                place.coming_bytes += n_bytes
+                if not message.get("more_body", False):
+                    has_come()
+                self._bound_coming()
+                return message
+
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receiving, send)
             finally:
+                has_come()
                 place.running -= 1
                 place.idle_since_s = trio.current_time()
 
