@@ -379,7 +379,14 @@ def example_statements(signer: PublisherKey, other: PublisherKey) -> dict[str, A
         "a publisher": Revocation(**said, kind="publisher", target=other.public, reason=""),
         "a key gives way": KeyRotation(**said, new=other.public, new_signature=other.sign(rotated)),
         "a page of what is held": ProviderRecord(
-            **soon, namespace=namespace, peer=peer, addresses=addresses, page=0, entries=(entry,), revocations=17
+            **soon,
+            namespace=namespace,
+            peer=peer,
+            addresses=addresses,
+            page=0,
+            entries=(entry,),
+            revocations=17,
+            n_revocations=2,
         ),
         "an invitation of a colleague": Invitation(
             **soon,

@@ -14,6 +14,7 @@ from kvnet.protocol.serve import HeldArtifact
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statements import HeldEntry, ProviderRecord, sign_statement
+from kvnet.trust.withheld import NO_REVOCATIONS, Extent
 
 TELL_BYTES_S = 128 * 1024
 TELL_BURST_BYTES = 2 * 1024 * 1024
@@ -38,7 +39,7 @@ class _Own:
     namespace: Namespace
     pages: OwnPages
     signed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    revocations: int = 0
+    revocations: Extent = NO_REVOCATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class OwnTables:
             self.renew_all()
         now_s = self._now()
         for own in self._owns():
-            if self._statements.latest_revocation(own.namespace) != own.revocations:
+            if self._statements.own_revocations(own.namespace) != own.revocations:
                 # Whoever is not told of a revocation learns from page 0 that there is one.
                 own.pages.moved()
                 self._wake()
@@ -199,7 +200,7 @@ class OwnTables:
     async def _tell(self, own: _Own) -> None:
         """Sign what is due in a namespace and tell the members."""
         now_s = self._now()
-        own.revocations = self._statements.latest_revocation(own.namespace)
+        own.revocations = self._statements.own_revocations(own.namespace)
         who = Telling(own.namespace.id, self._peer, self._addresses, own.revocations)
         key = self._identity.signing_key()
         envelopes: list[bytes] = []

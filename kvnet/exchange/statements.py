@@ -42,7 +42,7 @@ from kvnet.trust.statements import (
     sign_statement,
     timely,
 )
-from kvnet.trust.withheld import Withheld
+from kvnet.trust.withheld import Extent, Withheld
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -237,11 +237,11 @@ class Statements:
         """What counts of one signer about one subject (`Statement.subject`)."""
         return self._book.latest(kind, subject, signer)
 
-    def latest_revocation(self, namespace: Namespace) -> int:
-        """What `ProviderRecord.revocations` of this node has to be in a namespace."""
-        latest = self._book.revocations(self._identity.signing_key().public, namespace.id)
+    def own_revocations(self, namespace: Namespace) -> Extent:
+        """What provider records of this node have to say of its revocations in a namespace."""
         # Nobody would take a record that tells of what was said when this clock was ahead.
-        return 0 if self._is_ahead(latest) else latest
+        until = int((self._now() + CLOCK_SKEW_S) * 1000)
+        return self._book.revoked_in(self._identity.signing_key().public, namespace.id, until=until)
 
     def listeners(self, namespaces: Collection[Namespace]) -> int:
         """Connected members of any of these namespaces, who are told of what is new there."""
@@ -406,7 +406,7 @@ class Statements:
         self._unwritten.update(taken.changed)
         if taken.changed and statement.kind in RELEVANT:
             self._version += 1
-            self._withheld.arrived(statement.signer, self._book.revocations)
+            self._withheld.arrived(statement.signer, self._book.revoked_in)
         return taken.verdict
 
     # --- what statements come to --------------------------------------------------------------------------------------
@@ -419,12 +419,15 @@ class Statements:
         return replace(self._stood[2], withheld=self._withheld.publishers())
 
     def _note_told_of(self, signer: bytes, record: ProviderRecord, policy: TrustPolicy) -> None:
-        """A record says which revocation is its signer's latest: whoever has passed it on may have held that back."""
+        """A record says how far its signer's revocations go: whoever has passed it on may have held some back."""
         namespace = NamespaceId(record.namespace)
         if not policy.believes(signer, namespace):
             return
-        known = self._book.revocations(signer, namespace)
-        if self._withheld.told_of(namespace, signer, record.revocations, known):
+        told, known = (
+            Extent(record.revocations, record.n_revocations),
+            self._book.revoked_in(signer, namespace),
+        )
+        if self._withheld.told_of(namespace, signer, told, known):
             self.counters["revocations_withheld"] += 1
             # A member may say so as often as it tells records: what statements come to is not worked out anew for it.
             self._applied = None

@@ -26,6 +26,7 @@ from kvnet.trust.statements import (
     ProviderRecord,
     next_sequence,
 )
+from kvnet.trust.withheld import NO_REVOCATIONS, Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,13 @@ class Telling:
         namespace: id of the namespace.
         peer: this node.
         addresses: where it is reached.
-        revocations: sequence of its latest revocation, 0 for none.
+        revocations: of this node's key in the namespace.
     """
 
     namespace: NamespaceId
     peer: PeerId
     addresses: Sequence[str]
-    revocations: int = 0
+    revocations: Extent = NO_REVOCATIONS
 
 
 def held_entry(namespace: Namespace, artifact: LookupKey, manifest: Manifest, keys: Sequence[PrefixKey]) -> HeldEntry:
@@ -205,7 +206,8 @@ class OwnPages:
             addresses=tuple(who.addresses[:MAX_ADDRESSES]),
             page=number,
             entries=tuple(page.entries.values()),
-            revocations=who.revocations,
+            revocations=who.revocations.latest,
+            n_revocations=who.revocations.number,
         )
 
     def _page_with_room(self) -> int:

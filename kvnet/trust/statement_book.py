@@ -19,6 +19,7 @@ import msgspec
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.statements import AnyStatement, SignedStatement
+from kvnet.trust.withheld import Extent
 
 MAX_IN_NAMESPACE: Final = 4096
 """Statements kept for one namespace: what one `GetStatements` can name."""
@@ -238,13 +239,21 @@ class StatementBook:
         place = self._places.get((signer, kind, subject))
         return place.sequence if place is not None else 0
 
-    def revocations(self, signer: bytes, namespace: NamespaceId | None = None) -> int:
-        """The sequence of a signer's latest revocation, in one namespace or in any; 0 for none."""
+    def revocations(self, signer: bytes) -> int:
+        """The sequence of a signer's latest revocation in any namespace; 0 for none."""
+        return max((place.sequence for place in self._revocations.get(signer, {}).values()), default=0)
+
+    def revoked_in(self, signer: bytes, namespace: NamespaceId, *, until: int = 2**63) -> Extent:
+        """How far a signer's revocations go in one namespace.
+
+        Args:
+            signer: publisher id.
+            namespace: its id.
+            until: later sequences are left out.
+        """
         places = self._revocations.get(signer, {}).values()
-        return max(
-            (place.sequence for place in places if namespace is None or namespace in place.scopes),
-            default=0,
-        )
+        found = [place.sequence for place in places if namespace in place.scopes and place.sequence <= until]
+        return Extent(max(found, default=0), len(found))
 
     def held_in(self, namespace: NamespaceId) -> Iterator[tuple[bytes, SignedStatement]]:
         """Every statement that may be told in a namespace, with the hash of its envelope."""

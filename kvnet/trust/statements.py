@@ -135,8 +135,9 @@ class ProviderRecord(Statement, frozen=True, kw_only=True):
         addresses: where it listens, ending in ``/p2p/<id>``.
         page: number of the page; page 0 is there even of a peer that holds nothing.
         entries: what is on this page; fewer than before means that the rest is gone.
-        revocations: sequence of the signer's latest revocation, 0 for none: who knows no such statement knows that one
-            is being withheld.
+        revocations: sequence of the signer's latest revocation there, 0 for none: who knows no such statement knows
+            that one is being withheld.
+        n_revocations: how many the signer has said there: who knows fewer knows that an earlier one is.
     """
 
     namespace: Bytes32
@@ -145,6 +146,7 @@ class ProviderRecord(Statement, frozen=True, kw_only=True):
     page: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PAGES)]
     entries: Annotated[tuple[HeldEntry, ...], msgspec.Meta(max_length=PAGE_ARTIFACTS)]
     revocations: Count
+    n_revocations: Count
 
     @property
     def subject(self) -> bytes:

@@ -1,11 +1,11 @@
 """Revocations that are known to exist and have not arrived: somebody holds them back. Pure.
 
-A provider record says which revocation is its signer's latest in a namespace. Who knows only earlier ones, or none, has
-been told less than there is; the signer's artifacts are not used until it has arrived.
+A provider record says which revocation is its signer's latest in a namespace, and how many there are. Who knows earlier
+ones only, or fewer, has been told less than there is; the signer's artifacts are not used until they have arrived.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvnet.format.hashes import NamespaceId
 
@@ -13,43 +13,65 @@ MAX_WITHHELD: Final = 1024
 """Signers of whom one is missing; no more are remembered at a time."""
 
 
+class Extent(NamedTuple):
+    """How far somebody's revocations go in a namespace.
+
+    Attributes:
+        latest: sequence of the latest; 0 for none.
+        number: how many there are.
+    """
+
+    latest: int = 0
+    number: int = 0
+
+    def covers(self, other: "Extent") -> bool:
+        """Whether whoever has as much misses nothing of the other."""
+        return self.latest >= other.latest and self.number >= other.number
+
+
+NO_REVOCATIONS: Final = Extent()
+
+
 class Withheld:
     """The revocations that are missing."""
 
     def __init__(self) -> None:
-        self._missing: dict[tuple[NamespaceId, bytes], int] = {}
+        self._missing: dict[tuple[NamespaceId, bytes], Extent] = {}
 
     def __len__(self) -> int:
         return len(self._missing)
 
-    def told_of(self, namespace: NamespaceId, signer: bytes, latest: int, known: int) -> bool:
-        """A record says that a revocation exists.
+    def told_of(self, namespace: NamespaceId, signer: bytes, told: Extent, known: Extent) -> bool:
+        """A record says that revocations exist.
 
         Args:
             namespace: that the record is of.
             signer: of the record.
-            latest: sequence of its latest revocation there.
-            known: sequence of the latest that is known here.
+            told: of its revocations there.
+            known: of those that are known here.
 
         Returns:
             Whether one is missing that was not known to be.
         """
         key = (namespace, signer)
-        before = self._missing.get(key, 0)
-        if latest <= max(known, before) or (not before and len(self._missing) >= MAX_WITHHELD):
+        before = self._missing.get(key)
+        if known.covers(told) or (before is not None and before.covers(told)):
             return False
-        self._missing[key] = latest
+        if before is None and len(self._missing) >= MAX_WITHHELD:
+            return False
+        # Each at its highest: a record that was said earlier may come later.
+        self._missing[key] = Extent(*map(max, zip(told, before or NO_REVOCATIONS, strict=True)))
         return True
 
-    def arrived(self, signer: bytes, latest: Callable[[bytes, NamespaceId], int]) -> None:
+    def arrived(self, signer: bytes, known: Callable[[bytes, NamespaceId], Extent]) -> None:
         """A revocation of a signer has come.
 
         Args:
             signer: whose.
-            latest: sequence of the latest of a signer that is known in a namespace.
+            known: of a signer in a namespace, as far as it is known here.
         """
         for key, wanted in list(self._missing.items()):
-            if key[1] == signer and latest(signer, key[0]) >= wanted:
+            if key[1] == signer and known(signer, key[0]).covers(wanted):
                 del self._missing[key]
 
     def leave(self, namespace: NamespaceId) -> None:

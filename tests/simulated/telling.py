@@ -70,6 +70,7 @@ def record_of(
         page=page,
         entries=tuple(entries),
         revocations=0,
+        n_revocations=0,
     )
     return sign_statement(record, PublisherKey(seed(signer))).envelope
 

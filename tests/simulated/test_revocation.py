@@ -372,12 +372,10 @@ async def test_one_member_that_tells_without_end_holds_up_nobody(
     assert b.statements.counters["statements_dropped"] > 500
 
 
-async def test_while_a_revocation_is_held_back_its_signers_artifacts_are_not_used(
+async def test_freeze_while_a_revocation_is_held_back_its_signers_artifacts_are_not_used(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
-    a = await start_hearer(world, nursery, tmp_path, "a")
-    evil = await start_hearer(world, nursery, tmp_path, "evil", trusts=("a",))
-    c = await start_hearer(world, nursery, tmp_path, "c", trusts=("a",))
+    a, evil, c = await frozen(world, nursery, tmp_path)
     added = await a.node.add(TOKENS)
     wrong = await a.node.add(TOKENS[::-1])
     await evil.node.meet(a.node)
@@ -386,21 +384,9 @@ async def test_while_a_revocation_is_held_back_its_signers_artifacts_are_not_use
     world.partition([a.node.network], [evil.node.network, c.node.network])
     await trio.sleep(200)
     revoked = await a.revoke_artifact(wrong.record.hash)
-    now_s = int(wall_s())
-    record = ProviderRecord(
-        sequence=now_s * 1000,
-        issued=now_s,
-        expires=now_s + 3600,
-        namespace=MINE.id,
-        peer=a.node.network.peer_id,
-        addresses=(),
-        page=0,
-        entries=(),
-        revocations=revoked.body.sequence,
-    )
     await c.node.meet(evil.node)
     await trio.sleep(1)
-    evil.statements.spread(MINE, [sign_statement(record, key_of("a")).envelope])
+    evil.statements.spread(MINE, [page_of(a, revoked.body.sequence, 1)])
     await trio.sleep(2)
     refusal = c.who.policy().judge(added.record.manifest)
     assert isinstance(refusal, Refusal)
@@ -413,6 +399,52 @@ async def test_while_a_revocation_is_held_back_its_signers_artifacts_are_not_use
     await wait_for(lambda: not isinstance(c.who.policy().judge(added.record.manifest), Refusal), 30)
     assert (await c.node.fetch(added.record.hash)).record.complete
     assert isinstance(c.who.policy().judge(wrong.record.manifest), Refusal)
+
+
+async def test_freeze_of_an_earlier_revocation_behind_a_later_one_is_found_out_too(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, evil, c = await frozen(world, nursery, tmp_path)
+    good, bad = await a.node.add(TOKENS), await a.node.add(TOKENS[::-1])
+    held_back = await a.revoke_artifact(bad.record.hash)
+    later = await a.revoke_artifact(ArtifactHash(b"o" * 32))
+    await c.node.meet(evil.node)
+    await trio.sleep(1)
+    evil.statements.spread(MINE, [later.envelope, page_of(a, later.body.sequence, 2)])
+    await trio.sleep(2)
+    assert [each.envelope for each in c.statements.all(StatementType.REVOCATION)] == [later.envelope]
+    refusal = c.who.policy().judge(good.record.manifest)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "revocation_withheld"
+    evil.statements.spread(MINE, [held_back.envelope])
+    await trio.sleep(2)
+    assert not isinstance(c.who.policy().judge(good.record.manifest), Refusal)
+    assert isinstance(c.who.policy().judge(bad.record.manifest), Refusal)
+
+
+async def frozen(world: World, nursery: trio.Nursery, tmp_path: Path) -> tuple[Hearer, Hearer, Hearer]:
+    """A publisher, a member that tells what it likes, and one that trusts the publisher."""
+    a = await start_hearer(world, nursery, tmp_path, "a")
+    evil = await start_hearer(world, nursery, tmp_path, "evil", trusts=("a",))
+    return a, evil, await start_hearer(world, nursery, tmp_path, "c", trusts=("a",))
+
+
+def page_of(a: Hearer, latest: int, count: int) -> bytes:
+    """A page of a node's, as somebody else passes it on."""
+    now_s = int(wall_s())
+    record = ProviderRecord(
+        sequence=now_s * 1000,
+        issued=now_s,
+        expires=now_s + 3600,
+        namespace=MINE.id,
+        peer=a.node.network.peer_id,
+        addresses=(),
+        page=0,
+        entries=(),
+        revocations=latest,
+        n_revocations=count,
+    )
+    return sign_statement(record, key_of(a.node.name)).envelope
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------

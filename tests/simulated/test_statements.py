@@ -192,7 +192,7 @@ async def test_own_sequences_go_up_within_a_millisecond(autojump_clock: MockCloc
         for artifact in artifacts
     ]
     assert [s.body.sequence - revoked[0].body.sequence for s in revoked] == [0, 1, 2], "one number stands for all"
-    assert statements.latest_revocation(MINE) == revoked[-1].body.sequence
+    assert statements.own_revocations(MINE).latest == revoked[-1].body.sequence
 
 
 async def test_too_many_own_statements_are_an_error(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +366,7 @@ async def test_records_that_tell_of_missing_revocations_have_nothing_worked_out_
             page=0,
             entries=(),
             revocations=NOW_S * 1000 + number,
+            n_revocations=1,
         )
         statements.take([sign_statement(record, signer).envelope], MINE)
         await statements.settled()

@@ -47,6 +47,7 @@ def record(who: str, *entries: HeldEntry, page: int = 0, sequence: int = 1, life
         page=page,
         entries=entries,
         revocations=0,
+        n_revocations=0,
     )
 
 

@@ -253,8 +253,10 @@ def test_the_latest_revocation_of_a_signer_is_that_of_the_namespace_asked_for() 
     take(book, revocation(1, sequence=5), SWARM)
     take(book, revocation(2, sequence=9), HOME)
     assert book.revocations(ANN.public) == 9
-    assert book.revocations(ANN.public, SWARM) == 5
     assert book.revocations(BOB.public) == 0
+    assert book.revoked_in(ANN.public, SWARM) == (5, 1)
+    assert book.revoked_in(ANN.public, SWARM, until=4) == (0, 0)
+    assert book.revoked_in(BOB.public, SWARM) == (0, 0)
 
 
 def test_a_statement_that_names_a_namespace_is_told_there_and_nowhere_else() -> None:
