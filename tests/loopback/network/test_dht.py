@@ -112,6 +112,8 @@ async def test_a_stopped_dht_server_holds_up_neither_announcements_nor_lookups(
 ) -> None:
     # What the stopped one costs each time; the other one answers sooner, on a busy machine too.
     monkeypatch.setattr(providers, "QUERY_LIMIT_S", 2.0)
+    # Less than that, as it is outside of tests: an acknowledgement that is late does not count as a failure.
+    monkeypatch.setattr(providers, "ACKNOWLEDGEMENT_LIMIT_S", 0.5)
     stopped, fine = spawn_peer("stopped"), spawn_peer("fine")
     a = await start_node("a", bootstrap=(stopped.address, fine.address))
     b = await start_node("b", bootstrap=(stopped.address, fine.address))
@@ -121,8 +123,10 @@ async def test_a_stopped_dht_server_holds_up_neither_announcements_nor_lookups(
     with trio.fail_after(1.0):
         await a.provide(bytes(32))  # waits for nobody
     with trio.fail_after(PATIENCE_S):
-        assert await _provide(a) >= 1
-        assert [h.peer for h in await b.find_providers(KEY, timeout_s=PATIENCE_S)] == [a.peer_id]
+        while await _provide(a) < 1:
+            pass
+        while [h.peer for h in await b.find_providers(KEY)] != [a.peer_id]:
+            pass
 
 
 async def test_a_lookup_takes_no_longer_than_it_may(start_node: StartNode, spawn_peer: SpawnPeer) -> None:
