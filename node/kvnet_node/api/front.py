@@ -1,4 +1,4 @@
-"""From a parsed request to the events of its answer: which model, which context, what is run, and who may run now.
+"""From a parsed request to the events of its answer: what it comes to, what is run, and who may run now.
 
 Both styles of client end here; what differs between them is in their own modules.
 """

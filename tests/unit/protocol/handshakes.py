@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvnet.format.hashes import derive_key
+from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
+from kvnet.protocol.messages import encode_message
 from kvnet.protocol.session import ControlSession, Event, SessionLimits
 from kvnet.trust.namespace import Namespace
 
@@ -82,3 +85,13 @@ class Pair:
         self.alice_saw.clear()
         self.bob_saw.clear()
         return self
+
+
+def slot_of(pair: Pair) -> int:
+    assert pair.alice.opened is not None
+    [slot] = pair.alice.opened.slots
+    return slot
+
+
+def frame(message: Any) -> bytes:
+    return encode_frame(encode_message(message))

@@ -6,6 +6,7 @@ from typing import Any
 import cbor2
 import msgspec
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,8 @@ from kvnet.protocol.messages import (
     LookupReply,
     ManifestReply,
     Match,
+    ModelEntry,
+    Models,
     OpenBulk,
     Ping,
     Pong,
@@ -43,6 +46,7 @@ from kvnet.protocol.messages import (
     decode_chunk_request,
     decode_message,
     encode_message,
+    models_digest,
 )
 
 H = b"h" * 32
@@ -263,3 +267,10 @@ def test_ten_thousand_damaged_messages_raise_nothing_but_violations(decode: Any)
         except ProtocolViolationError:
             continue
         assert encode_message(message) == data, "one value, one encoding"
+
+
+def test_digest_of_models_is_the_hash_of_the_message_that_tells_them() -> None:
+    model = ModelEntry(name="m", fingerprint=b"f", producer=b"p", sample=b"")
+    other = msgspec.structs.replace(model, sample=H)
+    assert models_digest((model,)) == blake3(encode_message(Models(request_id=0, models=(model,)))).digest()
+    assert len({models_digest(models) for models in [(), (model,), (other,), (model, other)]}) == 4
