@@ -39,6 +39,8 @@ class Presences:
         self._changed = trio.Event()
         # By session: two peers that dial each other have two for a while, and one ending takes nothing from the other.
         self._states: dict[PeerSession, PresenceState] = {}
+        # What each session was told last; nothing means that this node serves.
+        self._told: dict[PeerSession, PresenceState] = {}
         node.offer_capability(Capability.PRESENCE)
         node.answer_with(Presence, self._answer)
         node.greet_with(self._greet)
@@ -66,7 +68,10 @@ class Presences:
             self._changed = trio.Event()
 
     async def leave(self, timeout_s: float) -> None:
-        """Tell every member that this node leaves, and wait for no longer than this until they know."""
+        """Tell every member that this node leaves, and wait for no longer than this until they know.
+
+        One that wakes from sleep says with `become` that it is there again.
+        """
         self._own = PresenceState.LEAVING
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
@@ -90,18 +95,18 @@ class Presences:
         # Whoever comes back has left no longer, even where the old session has not ended yet.
         for earlier in [each for each in self._states if each is not session and each.peer == session.peer]:
             del self._states[earlier]
-        told = PresenceState.SERVING
         try:
             while True:
                 changed = self._changed
-                if self._own is not told and _minds(session):
-                    told = self._own
-                    await self._tell(session, told)
+                if self._own is not self._told.get(session, PresenceState.SERVING) and _minds(session):
+                    await self._tell(session, self._own)
                 await changed.wait()
         finally:
             self._states.pop(session, None)
+            self._told.pop(session, None)
 
     async def _tell(self, session: PeerSession, state: PresenceState) -> None:
+        self._told[session] = state
         try:
             await session.ask(Presence(request_id=0, state=state.value))
         except KvnetError as error:

@@ -125,6 +125,55 @@ async def test_a_node_that_wakes_is_there_again_at_once(
     assert b.exchange.announcing().announced > announced
 
 
+async def test_a_node_that_falls_asleep_says_so_and_is_asked_again_when_it_wakes(
+    autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await start("a", who=identity("a", trusts=["b"])), await start("b", who=identity("b", trusts=["a"]))
+    seen, machine = Presences(a.exchange), Set()
+    guest = await guest_of(b, machine, tmp_path, nursery)
+    await a.meet(b)
+    await b.add(TOKENS)
+    await guest.fall_asleep()
+    assert seen.of(b.network.peer_id) is PresenceState.LEAVING
+    assert not b.exchange.serving
+    await trio.sleep(31.0)  # a look at the machine in between changes nothing
+    assert seen.of(b.network.peer_id) is PresenceState.LEAVING
+    machine.asleep_s = 3600.0  # the session may outlive a short sleep
+    await trio.sleep(3.0)
+    assert b.exchange.serving
+    assert seen.of(b.network.peer_id) is PresenceState.SERVING
+    assert (await a.generate([*TOKENS, 5])).reused_tokens > 500
+
+
+async def test_a_sleep_that_was_announced_and_does_not_come_is_over_after_a_minute(
+    autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await start("a"), await start("b")
+    seen = Presences(a.exchange)
+    guest = await guest_of(b, Set(), tmp_path, nursery)
+    await a.meet(b)
+    await guest.fall_asleep()
+    await trio.sleep(50.0)
+    assert seen.of(b.network.peer_id) is PresenceState.LEAVING
+    await trio.sleep(15.0)
+    assert seen.of(b.network.peer_id) is PresenceState.SERVING
+
+
+async def test_a_node_paused_before_it_slept_is_paused_after_it(
+    autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b = await start("a"), await start("b")
+    seen = Presences(a.exchange)
+    guest = await guest_of(b, Set(), tmp_path, nursery)
+    await a.meet(b)
+    guest.pause.begin()
+    guest.apply()
+    await guest.fall_asleep()
+    guest.awake()
+    await trio.sleep(1.0)
+    assert seen.of(b.network.peer_id) is PresenceState.PAUSED
+
+
 async def test_a_node_that_ends_says_so_and_is_not_called_back_by_the_next_look(
     autojump_clock: MockClock, start: StartNode, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from kvnet_node.guest.pausing import Pause
 from kvnet_node.guest.policy import Conduct, Situation, conduct, keep_awake
 from kvnet_node.guest.power import on_battery
 from kvnet_node.guest.sleep import LOOK_S, SleepWatch, asleep_s
+from kvnet_node.guest.sleep_notice import SleepBell, SleepNotice, system_notice
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
@@ -27,7 +28,10 @@ POLL_S = 30.0
 """Seconds from one look at battery and link to the next."""
 
 LEAVE_S = 1.0
-"""Seconds that members have to hear that this node leaves."""
+"""Seconds that members have to hear that this node leaves, or falls asleep."""
+
+DROWSY_S = 60.0
+"""Seconds after which a machine that was about to sleep and has not counts as awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Machine:
         uploading: whether something is on its way to a peer.
         asleep: seconds it has been asleep since it was started.
         wall_s: seconds since 1970.
+        notice: hears from the system before it sleeps; None where nothing does.
     """
 
     look: Callable[[], tuple[bool | None, bool | None]]
@@ -47,11 +52,12 @@ class Machine:
     uploading: Callable[[], bool]
     asleep: Callable[[], float] = asleep_s
     wall_s: Callable[[], float] = time.time
+    notice: SleepNotice | None = None
 
 
 def this_machine(node: ExchangeNode, link: str) -> Machine:
     """This machine; ``link`` is the owner's setting: ``auto``, ``yes`` for a metered link, or ``no``."""
-    return Machine(lambda: (on_battery(), metered(link)), AwakeHolder(), lambda: node.uploading)
+    return Machine(lambda: (on_battery(), metered(link)), AwakeHolder(), lambda: node.uploading, notice=system_notice())
 
 
 class Guest:
@@ -74,6 +80,7 @@ class Guest:
         self._serve_on_battery = battery == "serve"
         self._seen: tuple[bool | None, bool | None] = (None, None)
         self._leaving = False
+        self._drowsy_at_s: float | None = None
         self._busy_s = float("-inf")
         self._holding = False
         self.pause = pause
@@ -90,7 +97,7 @@ class Guest:
 
     def apply(self) -> None:
         """Behave as the situation asks for, from now on."""
-        if self._leaving:
+        if self._leaving or self._drowsy_at_s is not None:
             return
         wanted = self._decide()
         if wanted != self.conduct:
@@ -98,6 +105,18 @@ class Guest:
         self.conduct = wanted
         self._node.serving = wanted.serve
         self.presences.become(PresenceState.SERVING if wanted.serve else PresenceState.PAUSED)
+
+    async def fall_asleep(self) -> None:
+        """Tell members that this machine sleeps in a moment; nothing is served until it is awake."""
+        self._drowsy_at_s = trio.current_time()
+        self._node.serving = False
+        await self.presences.leave(LEAVE_S)
+
+    def awake(self) -> None:
+        """Be as before, try all connections and announce anew; whether members were told of the sleep or not."""
+        self._drowsy_at_s = None
+        self.apply()
+        self._node.network_changed()
 
     async def leave(self) -> None:
         """Tell members that this node ends, and let the machine sleep."""
@@ -115,6 +134,8 @@ class Guest:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_machine)
                 nursery.start_soon(self._watch_sleep)
+                if self._machine.notice is not None:
+                    await nursery.start(SleepBell(self._machine.notice, self.fall_asleep, self.awake).run)
         finally:
             self._machine.awake.hold(wanted=False)
 
@@ -131,7 +152,10 @@ class Guest:
             await trio.sleep(LOOK_S)
             if slept_s := watch.look(self._machine.asleep()):
                 _log.info("awake again", asleep_s=round(slept_s))
-                self._node.network_changed()
+                self.awake()
+            elif self._drowsy_at_s is not None and trio.current_time() - self._drowsy_at_s > DROWSY_S:
+                _log.info("no sleep came")
+                self.awake()
             await self._stay_awake()
 
     async def _stay_awake(self) -> None:

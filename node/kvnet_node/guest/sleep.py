@@ -1,7 +1,7 @@
 """Notices that the machine was asleep, by two clocks of which one stood still meanwhile.
 
-Nothing is asked of the system in advance: macOS announces sleep only to programs with a run loop of their own, and a
-lid that closes announces nothing in time. What counts is to be there again at once.
+Nothing is asked of the system for it: whatever put the machine to sleep, and whether or not the system said so before
+(`sleep_notice`), what counts is to be there again at once.
 """
 
 import sys
