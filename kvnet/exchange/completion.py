@@ -27,13 +27,9 @@ from kvnet.exchange.admission import Signals
 from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.claims import Search
 from kvnet.exchange.finder import PrefixFinder
-from kvnet.exchange.identity import Identity
 from kvnet.exchange.keeping import Keeper, ToKeep
-from kvnet.exchange.lane import Lane
 from kvnet.exchange.prefix_reuse import FetchPrefix, Prefix, PrefixReuse, Wanted
-from kvnet.exchange.reuse import Lossy
 from kvnet.protocol.speeds import Machine
-from kvnet.store.interface import Store
 
 _log = logging.getLogger(__name__)
 
@@ -75,32 +71,21 @@ class Completer:
     """Answers completion requests with whatever engine it is given.
 
     Args:
-        store: where artifacts are.
-        lane: where blocking store work runs.
-        identity: namespaces, policy and signing key.
-        fetch_prefix: how to ask peers (:func:`ask_peers`); ``None`` to use RAM and the store alone.
+        reuse: finds what to continue from.
         speeds: measured prefill speeds: read for ``saved_s``, told of every prefill that was not private.
         keeper: keeps what is worth it, in the background; ``None`` to keep nothing on disk.
-        exact_only: reuse only artifacts whose verdict is ``EXACT``.
-        lossy: whether artifacts of a lossy codec are reused.
         used: told of every completion that was not private, once, when it is complete.
     """
 
     def __init__(
         self,
-        store: Store,
-        lane: Lane,
-        identity: Identity,
-        fetch_prefix: FetchPrefix | None,
+        reuse: PrefixReuse,
         *,
         speeds: Speeds,
         keeper: Keeper | None = None,
-        exact_only: bool = False,
-        lossy: Lossy = Lossy.NEVER,
         used: Callable[[Finished], None] | None = None,
     ) -> None:
-        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only, lossy=lossy)
-        self._asks_peers = fetch_prefix is not None
+        self._reuse = reuse
         self._speeds = speeds
         self._keeper = keeper
         self._used = used
@@ -263,7 +248,7 @@ class Completer:
             reasons.append(f"the model's K/V cannot be shared: {info.refusal}")
         elif asked.private:
             reasons.append("the request is private: no peer was asked")
-        elif not self._asks_peers:
+        elif not self._reuse.asks_peers:
             reasons.append("this node is on no network: no peer was asked")
         if not reused_tokens:
             reasons.append("nothing held in RAM or on disk begins with these tokens")

@@ -20,11 +20,9 @@ from kvnet.engine.interface import (
     TextDelta,
 )
 from kvnet.exchange.identity import Identity
-from kvnet.exchange.lane import Lane
-from kvnet.exchange.prefix_reuse import FetchPrefix, Prefix, PrefixReuse, Source, Wanted
-from kvnet.exchange.reuse import Lossy, Rejected
+from kvnet.exchange.prefix_reuse import Prefix, PrefixReuse, Source, Wanted
+from kvnet.exchange.reuse import Rejected
 from kvnet.format.fingerprint import Verdict
-from kvnet.store.interface import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +69,13 @@ class Generator:
     """Answers prompts with one engine, reusing what this node or its peers hold.
 
     Args:
-        store: where artifacts are.
-        lane: where blocking store work runs.
-        identity: namespaces and policy.
-        fetch_prefix: how to ask peers; ``None`` to use the store alone.
-        exact_only: reuse only artifacts whose verdict is ``EXACT``.
-        lossy: whether artifacts of a lossy codec are reused.
+        reuse: finds what to continue from.
+        identity: whose policy an answer names.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        lane: Lane,
-        identity: Identity,
-        fetch_prefix: FetchPrefix | None,
-        *,
-        exact_only: bool = False,
-        lossy: Lossy = Lossy.NEVER,
-    ) -> None:
+    def __init__(self, reuse: PrefixReuse, identity: Identity) -> None:
         self._identity = identity
-        self._reuse = PrefixReuse(store, lane, identity, fetch_prefix, exact_only=exact_only, lossy=lossy)
+        self._reuse = reuse
 
     async def generate(
         self, engine: Engine, tokens: Sequence[int], *, max_tokens: int, reuse: bool

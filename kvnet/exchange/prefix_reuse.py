@@ -155,6 +155,11 @@ class PrefixReuse:
         self._exact_only = exact_only
         self._lossy = lossy
 
+    @property
+    def asks_peers(self) -> bool:
+        """Whether peers are asked at all."""
+        return self._fetch_prefix is not None
+
     async def find(self, engine: Engine, wanted: Wanted) -> Prefix:
         """The longest prefix here; or, when peers have a longer one that they deliver in time, theirs.
 

@@ -24,6 +24,7 @@ from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.meeting import Meetings
 from kvnet.exchange.node import ExchangeNode, NodeOptions
+from kvnet.exchange.prefix_reuse import PrefixReuse
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.reuse import Lossy
 from kvnet.exchange.revoking import RevocationGuard
@@ -245,17 +246,15 @@ def _front(services: Services, node: ExchangeNode) -> tuple[Keeper, Front]:
         hooks=hooks,
     )
     keeper.lossy = Lossy(config.lossy)
-    completer = Completer(
+    reuse = PrefixReuse(
         services.store,
         services.lane,
         services.identity,
         ask_peers(node.finder, services.speeds),
-        speeds=services.speeds,
-        keeper=keeper,
         exact_only=config.numerics == "exact",
         lossy=Lossy(config.lossy),
-        used=used,
     )
+    completer = Completer(reuse, speeds=services.speeds, keeper=keeper, used=used)
     options = FrontOptions(
         max_tokens=config.api_max_tokens,
         queue_requests=config.api_queue_requests,

@@ -14,6 +14,7 @@ from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import Keeper
 from kvnet.exchange.lane import ThreadLane
+from kvnet.exchange.prefix_reuse import PrefixReuse
 from kvnet.exchange.publisher import Publisher
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.store.disk import DiskStore
@@ -65,7 +66,7 @@ async def bench(engine: EngineClient, tmp_path: Path, nursery: trio.Nursery) -> 
     keeper = Keeper(store, keepers_lane, who, Publisher(store, keepers_lane, who))
     await nursery.start(keeper.run)
     used: list[Finished] = []
-    completer = Completer(store, lane, who, None, speeds=FixedSpeeds(), keeper=keeper, used=used.append)
+    completer = Completer(PrefixReuse(store, lane, who, None), speeds=FixedSpeeds(), keeper=keeper, used=used.append)
     yield Bench(engine, store, keeper, completer, used)
     with trio.fail_after(30):
         await completer.drain()

@@ -21,7 +21,7 @@ from kvnet.exchange.keeping import Keeper, KeeperHooks
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.meeting import Meetings, MeetLimits
 from kvnet.exchange.node import ExchangeNode, NodeOptions
-from kvnet.exchange.prefix_reuse import Wanted
+from kvnet.exchange.prefix_reuse import PrefixReuse, Wanted
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
 from kvnet.exchange.statements import RamKeep, Statements
 from kvnet.exchange.tables import Tables
@@ -189,7 +189,7 @@ class Node:
                 engine.info, wanted.tokens, held, prefill_tokens_s=prefill_tokens_s
             )
 
-        generator = Generator(self.store, self.lane, self.identity, search)
+        generator = Generator(PrefixReuse(self.store, self.lane, self.identity, search), self.identity)
         answer: Answer | None = None
         async for event in generator.generate(self.engine, tokens, max_tokens=max_tokens, reuse=reuse):
             if isinstance(event, Answer):
@@ -308,9 +308,8 @@ async def start_node(
     await nursery.start(keeper.run)
     speeds, used = FixedSpeeds(), list[Finished]()
     fetch_prefix = None if alone else ask_peers(exchange.finder, speeds)
-    completer = Completer(
-        store, lane, who, fetch_prefix, speeds=speeds, keeper=keeper, lossy=options.lossy, used=used.append
-    )
+    reuse = PrefixReuse(store, lane, who, fetch_prefix, lossy=options.lossy)
+    completer = Completer(reuse, speeds=speeds, keeper=keeper, used=used.append)
     return Node(name, network, store, lane, who, exchange, engine, keeper, speeds, completer, used, told)
 
 

@@ -13,6 +13,7 @@ from kvnet.errors import BusyError, EngineCrashedError, PromptError, WindowError
 from kvnet.exchange.answers import Asked, Body, Finished
 from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import ToKeep
+from kvnet.exchange.prefix_reuse import PrefixReuse
 from kvnet.format.prefix import BLOCK_TOKENS
 from kvnet.network.memory import World
 from kvnet.network.memory_links import Link
@@ -441,7 +442,7 @@ async def test_a_ledger_that_cannot_be_written_breaks_no_answer(
     def full(finished: Finished) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    a.completer = Completer(a.store, a.lane, a.identity, None, speeds=a.speeds, keeper=a.keeper, used=full)
+    a.completer = Completer(PrefixReuse(a.store, a.lane, a.identity, None), speeds=a.speeds, keeper=a.keeper, used=full)
     told = await a.ask(SYSTEM, QUESTION)
     assert told.finished.completed.finish_reason == "length"
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -16,8 +16,8 @@ from kvnet.exchange.claims import Search
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.generation import Answer, Generator
+from kvnet.exchange.prefix_reuse import PrefixReuse, Wanted
 from kvnet.exchange.prefix_reuse import Source as ReuseSource
-from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added
 from kvnet.exchange.publisher import AddRequest as PublishRequest
 from kvnet.exchange.reuse import Lossy, Rejected, find_local
@@ -318,7 +318,7 @@ async def _generate(
     check_window(len(tokens), max_tokens, engine.info.window_tokens)
     exact_only = services.config.numerics == "exact"
     search = _PeerSearch(ctx)
-    generator = Generator(
+    prefixes = PrefixReuse(
         services.store,
         services.lane,
         services.identity,
@@ -326,6 +326,7 @@ async def _generate(
         exact_only=exact_only,
         lossy=Lossy(services.config.lossy),
     )
+    generator = Generator(prefixes, services.identity)
     async with aclosing(generator.generate(engine, tokens, max_tokens=max_tokens, reuse=reuse)) as events:
         async for event in events:
             if isinstance(event, Answer):
