@@ -114,6 +114,7 @@ CAPTURE = """
 import socket
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 wire.bind(("lan0", 0))
+print("listening", flush=True)
 while True:
     frame = wire.recv(65535)
     packet, datagram = frame[14:], b""
@@ -124,7 +125,8 @@ while True:
     if datagram[2:4] == (5353).to_bytes(2, "big"):
         print(frame[6:12].hex(":"), datagram[8:].hex(), flush=True)
 """
-"""A program that prints whatever multicast DNS crosses the bridge: the sender's hardware address and the message."""
+"""A program that says when it listens, and then prints whatever multicast DNS crosses the bridge: the sender's hardware
+address and the message."""
 
 
 FLOOD = """

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import trio
 from zeroconf._protocol.incoming import DNSIncoming
 
 from kvnet.format.hashes import artifact_text
-from tests.e2e.conftest import Kvnet
+from tests.e2e.conftest import POLL_S, TIMEOUT_S, Kvnet
 from tests.e2e.lan import CAPTURE, FLOOD, Lan, Machine, asked, lan
 from tests.e2e.prepared import prepare
 from tests.unit.store.samples import FRIEND, sample
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 
 SAMPLE = sample(range(600), key=FRIEND)
 N_INVENTED = 500
-FOUND_WITHIN_S = 40.0
-"""Generous: what is tested is that it happens, on a machine that may be busy."""
+AGAIN_S = 10.0
+"""Seconds after which invented neighbours are announced once more: a busy machine does not take in every datagram."""
 
 
 @dataclass
@@ -52,6 +53,9 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
             listening = ("ip", "netns", "exec", network.name, sys.executable, "-c", CAPTURE)
             capture = subprocess.Popen(listening, stdout=file)
             try:
+                while not captured.stat().st_size:
+                    assert capture.poll() is None
+                    time.sleep(POLL_S)
                 started = [node.start("--listen", ":0")[0] for node in nodes]
                 yield Street(network, machines, nodes, [each["peer"] for each in started], started, captured)
             finally:
@@ -64,15 +68,19 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
 async def until(kvnet: Kvnet, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """What `kvnet peers` says once it is as expected."""
     seen: dict[str, Any] = {}
-    with trio.move_on_after(FOUND_WITHIN_S):
+    with trio.move_on_after(TIMEOUT_S):
         while not what(seen := await asked(kvnet, "peers")):  # noqa: ASYNC110 — another process has no event for this
-            await trio.sleep(0.2)
+            await trio.sleep(POLL_S)
         return seen
-    raise AssertionError(f"not so within {FOUND_WITHIN_S:.0f} s: {json.dumps(seen, indent=1)}")
+    raise AssertionError(f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}")
 
 
 def states(peers: dict[str, Any]) -> dict[str, str]:
     return {each["peer"]: each["state"] for each in peers["neighbours"]}
+
+
+def members(peers: dict[str, Any]) -> set[str]:
+    return {each["peer"] for each in peers["peers"] if each["member"]}
 
 
 async def test_members_on_one_network_have_a_session_and_strangers_are_only_listed(street: Street) -> None:
@@ -80,10 +88,9 @@ async def test_members_on_one_network_have_a_session_and_strangers_are_only_list
     assert "on eth0 (10.77.0.1" in street.started[0]["discovery"]
     expected = [{b: "member", c: "stranger"}, {a: "member", c: "stranger"}, {a: "stranger", b: "stranger"}]
     for node, others in zip(street.nodes, expected, strict=True):
-        peers = await until(node, lambda peers, others=others: states(peers) == others)  # type: ignore[misc]
-        assert {each["peer"] for each in peers["peers"] if each["member"]} == {
-            peer for peer, state in others.items() if state == "member"
-        }
+        with_session = {peer for peer, state in others.items() if state == "member"}
+        expectation = (others, with_session)
+        await until(node, lambda peers, wanted=expectation: (states(peers), members(peers)) == wanted)  # type: ignore[misc]
     told = street.nodes[2]("peers")
     assert "shares no namespace" in told.stdout
     assert "kvnet invite --device here, then kvnet join - there" in told.stdout
@@ -100,10 +107,14 @@ async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) ->
 async def test_nothing_that_is_said_links_two_members(street: Street) -> None:
     for node in street.nodes:
         await until(node, lambda peers: len(peers["neighbours"]) >= 2)
-    said = [_said_by(street.captured, machine.mac) for machine in street.machines]
-    assert all(len(each) >= 8 for each in said), "a machine was not heard at all"
-    a, b, c = said
-    assert a & b == {"_kvnet", "_tcp", "local", "v=1"}
+    everybody = {"_kvnet", "_tcp", "local", "v=1"}
+    with trio.fail_after(TIMEOUT_S):
+        while True:
+            a, b, c = said = [_said_by(street.captured, machine.mac) for machine in street.machines]
+            if all(everybody < each and len(each) >= 8 for each in said):
+                break
+            await trio.sleep(POLL_S)
+    assert a & b == everybody
     assert a & b <= c
     for node in street.nodes[:2]:
         name = (node.data_dir / "namespaces").iterdir()
@@ -160,8 +171,12 @@ def _chunks(peers: dict[str, Any], peer: str) -> str:
 
 async def test_a_crowd_of_invented_neighbours_keeps_no_member_out(street: Street, tmp_path: Path) -> None:
     flooding = ("ip", "netns", "exec", street.machines[2].namespace, sys.executable, "-c", FLOOD, str(N_INVENTED))
-    await trio.run_process(flooding)
-    crowded = await until(street.nodes[0], lambda peers: len(peers["neighbours"]) > 100)
+    crowded: dict[str, Any] = {}
+    with trio.fail_after(TIMEOUT_S):
+        while not crowded:
+            await trio.run_process(flooding)
+            with trio.move_on_after(AGAIN_S):
+                crowded = await until(street.nodes[0], lambda peers: len(peers["neighbours"]) > 100)
     assert len(crowded["neighbours"]) <= 128
     addresses = [address for each in crowded["neighbours"] for address in each["addresses"]]
     assert all(address.startswith(("/ip4/10.77.0.", "/ip6zone/eth0/ip6/fe80:")) for address in addresses)
@@ -171,7 +186,7 @@ async def test_a_crowd_of_invented_neighbours_keeps_no_member_out(street: Street
         started, _ = newcomer.start("--listen", "0.0.0.0:0")
         await until(
             street.nodes[0],
-            lambda peers: any(each["peer"] == started["peer"] and each["member"] for each in peers["peers"]),
+            lambda peers: started["peer"] in members(peers),
         )
     finally:
         newcomer.end()
@@ -198,7 +213,8 @@ async def test_a_member_that_comes_back_with_another_address_is_a_member_again(s
 def _said_by(captured: Path, mac: str) -> set[str]:
     """Every name, label, value and number in the answers that one machine sent."""
     said: set[str] = set()
-    for line in captured.read_text().splitlines():
+    # The first line says that it listens; the last one may still be written.
+    for line in captured.read_text().split("\n")[1:-1]:
         source, payload = line.split()
         incoming = DNSIncoming(bytes.fromhex(payload))
         if source != mac or not incoming.is_response():
