@@ -273,7 +273,7 @@ async def test_a_revocation_crosses_over_when_a_partition_heals(
     await wait_for(lambda: all(refused(each, "a") for each in hearers), 2 * RECONCILE_S)
 
 
-async def test_old_statements_replayed_by_a_liar_change_nothing(
+async def test_replay_of_old_statements_by_a_liar_changes_nothing(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_hearer(world, nursery, tmp_path, "a")
@@ -308,7 +308,7 @@ async def test_old_statements_replayed_by_a_liar_change_nothing(
     assert a.statements.all(StatementType.TAG) == [new]
 
 
-async def test_what_says_another_namespace_or_another_time_is_passed_over(
+async def test_mix_and_match_what_says_another_namespace_or_another_time_is_passed_over(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_hearer(world, nursery, tmp_path, "a")
@@ -340,7 +340,7 @@ async def test_what_says_another_namespace_or_another_time_is_passed_over(
     assert len(b.statements.all(StatementType.TAG)) == 1
 
 
-async def test_one_member_that_tells_without_end_holds_up_nobody(
+async def test_endless_data_of_one_member_holds_up_nobody(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     a = await start_hearer(world, nursery, tmp_path, "a")

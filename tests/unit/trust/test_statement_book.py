@@ -97,7 +97,7 @@ def test_an_earlier_statement_never_comes_back() -> None:
     assert book.sequence(StatementType.REVOCATION, revocation().body.subject, ANN.public) == 5
 
 
-def test_what_came_before_a_restart_never_comes_back_after_it() -> None:
+def test_rollback_what_came_before_a_restart_never_comes_back_after_it() -> None:
     book = StatementBook()
     later = revocation(sequence=5)
     [row] = rows(book, book.take(later, [SWARM], known))

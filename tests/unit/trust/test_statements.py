@@ -99,7 +99,7 @@ def test_a_statement_of_another_type_than_expected_is_refused() -> None:
 
 @pytest.mark.parametrize("told_as", BODIES)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_body_signed_as_another_type_never_counts(name: str, told_as: StatementType) -> None:
+def test_mix_and_match_a_body_signed_as_another_type_never_counts(name: str, told_as: StatementType) -> None:
     body = EXAMPLES[name]
     envelope = seal(told_as, cbor.encode_struct(body), ANN)
     if BODIES[told_as] is type(body):
@@ -109,7 +109,7 @@ def test_a_body_signed_as_another_type_never_counts(name: str, told_as: Statemen
         open_statement(envelope)
 
 
-def test_the_signature_is_that_of_the_key_that_is_named() -> None:
+def test_wrong_key_the_signature_is_that_of_the_key_that_is_named() -> None:
     envelope = sign_statement(example(Tag), ANN).envelope
     with pytest.raises(TrustError):
         open_statement(envelope.replace(ANN.public, BOB.public))
@@ -222,7 +222,7 @@ def test_clocks_may_differ_by_ten_minutes() -> None:
     assert too_early == "it is dated 601 s in the future"
 
 
-def test_a_sequence_from_the_far_future_counts_for_nothing() -> None:
+def test_fast_forward_a_sequence_from_the_far_future_counts_for_nothing() -> None:
     body = changed(example(Tag), sequence=(NOW_S + 10_000) * 1000)
     assert timely(body, NOW_S) == "it is dated 10,000 s in the future"
     assert timely(body, NOW_S + 10_000) is None
