@@ -1,43 +1,33 @@
 """A node on the libp2p network."""
 
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
-from libp2p import new_host
 from libp2p.abc import INetConn, INetStream
-from libp2p.crypto.x25519 import create_new_key_pair as new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.kad_dht.common import PROTOCOL_ID as DHT_PROTOCOL
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
-from libp2p.network import swarm as swarm_module
-from libp2p.network.auto_connector import AutoConnector
-from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.rcmgr import ResourceLimits, ResourceManager
-from libp2p.rcmgr.connection_limits import ConnectionLimits
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
 from kvnet.network.dialing import FailureMemory, dial_first, keep_connected
 from kvnet.network.interface import PeerInfo, ProvideReport, ProviderHint, StreamHandler, StreamKind
-from kvnet.network.libp2p.addresses import advertised_addresses, parse_peer_address
+from kvnet.network.libp2p.addresses import parse_peer_address
+from kvnet.network.libp2p.assembly import MAX_CONNECTIONS, build_host, dht_handler, guard_handlers
+from kvnet.network.libp2p.connections import abort, abort_all, is_alive, quietly, swarm_of
 from kvnet.network.libp2p.identity import key_pair
-from kvnet.network.libp2p.muxer import SafeMuxers, SafeYamux
+from kvnet.network.libp2p.muxer import SafeYamux
 from kvnet.network.libp2p.ports import DEFAULT_PORT, BoundSocket, open_listeners
 from kvnet.network.libp2p.providers import ProviderRecords
 from kvnet.network.libp2p.quiet import quieten
 from kvnet.network.libp2p.streams import LibP2PStream
 from kvnet.network.libp2p.translate import FOREIGN, translate_dial, translate_open
-from kvnet.network.libp2p.transport import BoundTcp
 from kvnet.network.places import split_scoped
 from kvnet.network.serving import serve_stream
 from kvnet.protocol.ids import PeerId
@@ -45,19 +35,10 @@ from kvnet.protocol.ids import PeerId
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-_logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS = 640
-"""Connections in all; room for a few hundred silent ones beside the honest, below common limits on open files."""
 
 MAX_STREAMS_PER_PEER = 32
 """Streams of our own protocols that a peer may hold open; each costs a task and up to 32 MiB of buffer."""
 
-HANDSHAKE_LIMIT_S = 5.0
-"""A connection that has not finished its handshake by then is closed: silent ones must not use up the limit."""
-
-DHT_REQUEST_LIMIT_S = 20.0
-"""How long a peer may hold one of the DHT server's 12 places."""
 
 ADDRESS_TTL_S = 24 * 3600
 """How long the addresses of a peer we reached are kept."""
@@ -139,7 +120,7 @@ class LibP2PNetwork:
 
     @asynccontextmanager
     async def _running_host(self, bound: Mapping[str, BoundSocket], nursery: trio.Nursery) -> AsyncIterator[BasicHost]:
-        host = _build_host(self._key_pair, bound, nursery)
+        host = build_host(self._key_pair, bound, nursery)
         guard_handlers(host)
         for kind, handler in self._handlers.items():
             self._register(host, kind, handler)
@@ -150,12 +131,12 @@ class LibP2PNetwork:
             try:
                 yield host
             finally:
-                await _abort_all(_swarm(host))
+                await abort_all(swarm_of(host))
 
     @asynccontextmanager
     async def _running_dht(self, host: BasicHost) -> AsyncIterator[None]:
         dht = KadDHT(host, DHTMode.SERVER, strict_validation=True)
-        host.set_stream_handler(DHT_PROTOCOL, _dht_handler(dht))
+        host.set_stream_handler(DHT_PROTOCOL, dht_handler(dht))
         self._providers = ProviderRecords(self, dht, host)
         async with background_trio_service(dht):
             self.start_task(self._providers.run)
@@ -208,7 +189,7 @@ class LibP2PNetwork:
             raise PeerUnreachableError(f"expected another node's address, {address} is our own")
         try:
             with trio.fail_after(timeout_s):
-                await _swarm(host).dial_addr(target, ID(peer))
+                await swarm_of(host).dial_addr(target, ID(peer))
         except trio.TooSlowError as error:
             self._failures.note_failure(address, trio.current_time())
             raise PeerUnreachableError(f"expected an answer at {address} within {timeout_s:g} s, found none") from error
@@ -216,7 +197,7 @@ class LibP2PNetwork:
             self._failures.note_failure(address, trio.current_time())
             raise translate_dial(error, address) from error
         self._failures.note_success(address)
-        _swarm(host).unblock_peer(ID(peer))
+        swarm_of(host).unblock_peer(ID(peer))
         if split_scoped(address):
             self._link_local[peer] = address
             while len(self._link_local) > MAX_CONNECTIONS:
@@ -233,9 +214,9 @@ class LibP2PNetwork:
         host = self._host
         if host is None:
             return
-        for connection in list(_swarm(host).get_connections(ID(peer))):
-            await _abort(connection)
-            self.start_task(_quietly(connection.close))
+        for connection in list(swarm_of(host).get_connections(ID(peer))):
+            await abort(connection)
+            self.start_task(quietly(connection.close))
 
     async def probe(self, peer: PeerId, *, timeout_s: float = 3.0) -> None:
         """See `Network.probe`."""
@@ -245,22 +226,22 @@ class LibP2PNetwork:
         async def check(connection: INetConn) -> None:
             muxed = connection.muxed_conn
             if isinstance(muxed, SafeYamux) and not await muxed.answers(timeout_s):
-                await _abort(connection)
-                self.start_task(_quietly(connection.close))
+                await abort(connection)
+                self.start_task(quietly(connection.close))
 
         async with trio.open_nursery() as nursery:
-            for connection in filter(_is_alive, list(_swarm(self._host).get_connections(ID(peer)))):
+            for connection in filter(is_alive, list(swarm_of(self._host).get_connections(ID(peer)))):
                 nursery.start_soon(check, connection)
 
     def _is_connected(self, peer: PeerId) -> bool:
-        return any(_is_alive(c) for c in _swarm(self._running()).get_connections(ID(peer)))
+        return any(is_alive(c) for c in swarm_of(self._running()).get_connections(ID(peer)))
 
     def connected(self) -> list[PeerInfo]:
         """See `Network.connected`."""
         if self._host is None:
             return []
-        connections = _swarm(self._host).get_connections_map()
-        live = [peer for peer, each in connections.items() if any(_is_alive(c) for c in each)]
+        connections = swarm_of(self._host).get_connections_map()
+        live = [peer for peer, each in connections.items() if any(is_alive(c) for c in each)]
         return [PeerInfo(PeerId(p.to_bytes()), tuple(self.known_addresses(PeerId(p.to_bytes())))) for p in live]
 
     def known_addresses(self, peer: PeerId) -> list[str]:
@@ -336,7 +317,7 @@ class LibP2PNetwork:
             else:
                 opened.append(raw)
                 if gone:
-                    await _quietly(raw.reset)()
+                    await quietly(raw.reset)()
             done.set()
 
         self.start_task(opening)
@@ -346,7 +327,7 @@ class LibP2PNetwork:
         except trio.Cancelled:
             gone = True
             if opened:
-                self.start_task(_quietly(opened[0].reset))
+                self.start_task(quietly(opened[0].reset))
             raise
         gone = not opened
         if failed:
@@ -388,126 +369,3 @@ class LibP2PNetwork:
         if self._host is None:
             raise NetworkError("expected a running network, it has not started or has stopped")
         return self._host
-
-
-class _NoAutoConnector(AutoConnector):
-    """Dials nobody. The stock one dials every peer it has heard of until half of all connections are used."""
-
-    async def maybe_connect(self) -> None:
-        """Leave things as they are."""
-        await trio.lowlevel.checkpoint()
-
-
-def _build_host(pair: Any, bound: Mapping[str, BoundSocket], nursery: trio.Nursery) -> BasicHost:
-    # Every dial would wait this long for a failure even after it succeeded; the constant has no setting.
-    swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
-    noise = NoiseTransport(pair, noise_privkey=new_x25519_key_pair().private_key)
-    host = new_host(
-        key_pair=pair,
-        sec_opt={NOISE_PROTOCOL: noise},  # the default would also offer plaintext
-        transports=[BoundTcp(bound, nursery)],
-        connection_config=ConnectionConfig(
-            max_connections=MAX_CONNECTIONS,
-            min_connections=0,
-            low_watermark=0,
-            high_watermark=MAX_CONNECTIONS,
-            max_connections_per_peer=3,
-            inbound_upgrade_timeout=HANDSHAKE_LIMIT_S,
-            outbound_upgrade_timeout=HANDSHAKE_LIMIT_S,
-        ),
-        resource_manager=_resource_manager(),
-        addrs_factory=advertised_addresses,
-        disable_identify_address_discovery=True,
-        enable_metrics=False,  # its queue has no reader, and a full one hangs every dial
-    )
-    if not isinstance(host, BasicHost):
-        raise TypeError(f"expected a BasicHost from py-libp2p 0.8.1, found {type(host).__name__}")
-    swarm = _swarm(host)
-    swarm.upgrader.muxer_multistream = SafeMuxers()
-    swarm.auto_connector = _NoAutoConnector(swarm)
-    swarm.retry_config = RetryConfig(max_retries=0)  # we decide ourselves what is tried again, and when
-    return host
-
-
-def _resource_manager() -> ResourceManager:
-    # Memory limits look at the whole machine's memory and the circuit breaker refuses everybody: both off.
-    return ResourceManager(
-        limits=ResourceLimits(max_connections=2 * MAX_CONNECTIONS, max_streams=4096),  # counts each connection twice
-        connection_limits=ConnectionLimits(
-            max_pending_inbound=MAX_CONNECTIONS,
-            max_pending_outbound=64,
-            max_established_inbound=MAX_CONNECTIONS,
-            max_established_outbound=MAX_CONNECTIONS,
-            max_established_per_peer=8,
-            max_established_total=MAX_CONNECTIONS,
-        ),
-        enable_metrics=False,
-        enable_memory_limits=False,
-        enable_circuit_breaker=False,
-        enable_graceful_degradation=False,
-    )
-
-
-def guard_handlers(host: BasicHost) -> None:
-    """Catch what escapes any stream handler, py-libp2p's own included, before it ends the process.
-
-    A peer that negotiates with bytes that are not UTF-8 makes py-libp2p 0.8.1 itself raise there.
-    """
-    unguarded = _swarm(host).common_stream_handler
-
-    async def guarded(stream: INetStream) -> None:
-        try:
-            await unguarded(stream)
-        except Exception:
-            _logger.debug("a stream ended with an error; it is reset", exc_info=True)
-            await _quietly(stream.reset)()
-
-    _swarm(host).set_stream_handler(guarded)
-
-
-def _dht_handler(dht: KadDHT) -> Callable[[INetStream], Awaitable[None]]:
-    """The DHT server's handler, with a limit in time: without one a silent peer keeps one of 12 places for good."""
-
-    async def handle(stream: INetStream) -> None:
-        with trio.move_on_after(DHT_REQUEST_LIMIT_S) as scope:
-            await dht.handle_stream(stream)
-        if scope.cancelled_caught:
-            await _quietly(stream.reset)()
-        # A peer that asks is a server too, but at its first request identify has not yet told us its addresses, and
-        # py-libp2p then leaves it out of the routing table; by now it has.
-        await dht.add_peer(stream.muxed_conn.peer_id, skip_server_mode_check=True)
-
-    return handle
-
-
-def _quietly(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """A call that closes something and that nothing interrupts or makes fail."""
-
-    async def closing() -> None:
-        with trio.CancelScope(shield=True), suppress(*FOREIGN):
-            await close()
-
-    return closing
-
-
-def _is_alive(connection: INetConn) -> bool:
-    muxed = connection.muxed_conn
-    return not connection.is_closed and (not isinstance(muxed, SafeYamux) or muxed.is_alive)
-
-
-async def _abort(connection: INetConn) -> None:
-    if isinstance(connection.muxed_conn, SafeYamux):
-        await _quietly(connection.muxed_conn.abort)()
-
-
-async def _abort_all(swarm: Swarm) -> None:
-    """Close every socket: a cancelled py-libp2p stops closing at the first one."""
-    for connection in swarm.get_connections():
-        await _abort(connection)
-
-
-def _swarm(host: BasicHost) -> Swarm:
-    swarm = host.get_network()
-    if not isinstance(swarm, Swarm):
-        raise TypeError(f"expected a Swarm from py-libp2p 0.8.1, found {type(swarm).__name__}")
-    return swarm

@@ -13,7 +13,8 @@ from libp2p.stream_muxer.yamux.yamux import TYPE_DATA, YAMUX_HEADER_FORMAT
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
 from kvnet.network.libp2p import muxer, streams
-from kvnet.network.libp2p.host import LibP2PNetwork, _swarm
+from kvnet.network.libp2p.connections import swarm_of
+from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.muxer import BUFFER_LIMIT_BYTES, SafeYamux
 from kvnet.network.libp2p.translate import FOREIGN
 from kvnet.protocol.ids import PeerId
@@ -48,7 +49,7 @@ async def _pair(start_node: StartNode) -> tuple[LibP2PNetwork, LibP2PNetwork]:
 
 def _muxed(network: LibP2PNetwork) -> SafeYamux:
     assert network._host is not None
-    (connection,) = _swarm(network._host).get_connections()
+    (connection,) = swarm_of(network._host).get_connections()
     assert isinstance(connection.muxed_conn, SafeYamux)
     return connection.muxed_conn
 
@@ -249,7 +250,7 @@ async def test_a_failing_handler_does_not_end_the_process(start_node: StartNode)
 async def test_junk_while_a_protocol_is_agreed_on_does_not_end_the_process(start_node: StartNode, junk: bytes) -> None:
     a, b = await _pair(start_node)
     assert a._host is not None
-    (connection,) = _swarm(a._host).get_connections()
+    (connection,) = swarm_of(a._host).get_connections()
     raw = await connection.new_stream()
     assert isinstance(raw, NetStream)
     await raw.write(b"\x13/multistream/1.0.0\n" + junk)
