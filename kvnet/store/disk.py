@@ -17,8 +17,8 @@ from kvnet.format.hashes import (
     PrefixKey,
     artifact_text,
     blake3_hash,
-    short_text,
 )
+from kvnet.store.basic import BasicStore
 from kvnet.store.collecting import Collector
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, PlacedChunk
@@ -26,52 +26,43 @@ from kvnet.store.interface import (
     ArtifactRecord,
     ChunkLocation,
     Collected,
-    Judge,
     KeysOf,
     Problem,
     Rebuilt,
-    Store,
     StoreUsage,
-    Verified,
 )
 from kvnet.store.opening import Parts
 from kvnet.store.osfile import OsFiles
+from kvnet.store.packing import Packing
 from kvnet.store.packs import StorePaths
 from kvnet.store.placing import Placing
 from kvnet.store.presence import Gate, Presence
 from kvnet.store.reading import (
-    checked_keys,
-    export_artifact,
-    import_artifact,
     not_held,
-    read_context,
-    read_tokens,
-    require,
+    prefix_keys,
     resolve_text,
-    verify_artifact,
 )
 from kvnet.store.records import RecordCache
-from kvnet.store.resuming import ResumablePackWriter
-from kvnet.store.writer import DiskPackWriter, PackDraft
+from kvnet.store.writer import DiskPackWriter
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class DiskStore(Store):
+class DiskStore(BasicStore):
     """Artifacts in one directory; made by :meth:`open`. The caller holds the lock of the data directory."""
 
     def __init__(self, parts: Parts, now: Callable[[], float], keys_of: KeysOf | None) -> None:
+        super().__init__(parts.files)
         self._parts = parts
-        self._files = parts.files
         self._paths = parts.paths
         self._now = now
         self._keys_of = keys_of
         self._presence = Presence(parts.files, parts.paths)
         self._lock = Gate(self._presence)
         self._collector = Collector(self._lock, parts, now)
-        self._placing = Placing(parts, now)
+        self._packing = Packing(self._lock, parts, self._collector, Placing(parts, now), self)
         self._records = RecordCache()
         self._closed = False
 
@@ -184,18 +175,6 @@ class DiskStore(Store):
         with self._lock:
             return resolve_text(text, self._parts.index.hashes())
 
-    def tokens_of(self, artifact: ArtifactHash) -> list[int]:
-        """See the interface."""
-        return read_tokens(self, require(self, artifact))
-
-    def context_of(self, artifact: ArtifactHash) -> bytes | None:
-        """See the interface."""
-        return read_context(self, require(self, artifact))
-
-    def verify(self, artifact: ArtifactHash) -> Verified:
-        """See the interface."""
-        return verify_artifact(self, require(self, artifact))
-
     # --- chunks -------------------------------------------------------------------------------------------------------
 
     def has_chunk(self, chunk: ChunkHash) -> bool:
@@ -288,12 +267,8 @@ class DiskStore(Store):
                 row = self._parts.index.artifact(artifact)
                 if row is None:
                     continue
-                try:
-                    record = self._records.record(row)
-                    keys = checked_keys(record.manifest, keys_of(record.manifest, read_tokens(self, record)))
-                except KvnetError as error:
-                    _log.warning("store: no prefix leads to %s: %s", short_text(artifact), error)
-                    continue
+                record = self._records.record(row)
+                keys = prefix_keys(self, record, keys_of)
                 if keys:
                     with self._parts.index.transaction():
                         self._parts.index.add_prefixes(row.id, record.manifest.namespace, keys)
@@ -304,13 +279,7 @@ class DiskStore(Store):
 
     def begin_pack(self, n_chunks: int, *, expected_bytes: int = 0) -> DiskPackWriter:
         """See the interface."""
-
-        def begin() -> DiskPackWriter:
-            writer = DiskPackWriter(self, self._files, self._parts.space.temporary_path(), n_chunks, expected_bytes)
-            self._parts.space.leases[writer] = set()
-            return writer
-
-        return self._with_room(expected_bytes, begin)
+        return self._packing.begin(n_chunks, expected_bytes)
 
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""
@@ -321,82 +290,7 @@ class DiskStore(Store):
         self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
     ) -> DiskPackWriter:
         """See the interface. Reading what is there goes on outside the lock: it may be much."""
-        path = self._paths.partial_pack(artifact)
-        with self._lock:
-            self._require_open()
-            mine = self._parts.partials.take(path)
-        if not mine:
-            return self.begin_pack(len(entries), expected_bytes=expected_bytes)
-        writer = ResumablePackWriter(self, self._files, path, artifact, entries)
-        with self._lock:
-            self._parts.space.leases[writer] = set()
-        left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))
-        try:
-            self._with_room(left_bytes, lambda: writer.reserve(left_bytes))
-        except BaseException:
-            writer.abort()
-            raise
-        return writer
-
-    def lease(self, writer: DiskPackWriter, chunk: ChunkHash) -> bool:
-        """Keep a chunk from being collected until the writer has ended; whether it is held."""
-        with self._lock:
-            if not self._parts.index.has_chunk(chunk):
-                return False
-            leased = self._parts.space.leases.get(writer)
-            if leased is None:
-                raise StoreError("the pack was being written before the store was away", hint="Start again.")
-            leased.add(chunk)
-            return True
-
-    def forget(self, writer: DiskPackWriter) -> None:
-        """The writer has ended: end its leases."""
-        self._lock.while_away(lambda: self._forget(writer))
-
-    def _forget(self, writer: DiskPackWriter) -> None:
-        self._parts.space.leases.pop(writer, None)
-
-    def suspended(self, path: Path) -> None:
-        """A partial pack is not being filled any more; what is left of it may be gone on with."""
-        self._lock.while_away(lambda: self._parts.partials.give_back(path))
-
-    def make_room(self, need_bytes: int) -> None:
-        """Evict until so many more bytes fit.
-
-        Raises:
-            StoreFullError: they cannot.
-        """
-        self._with_room(need_bytes, lambda: None)
-
-    def _with_room(self, need_bytes: int, then: Callable[[], T]) -> T:
-        def checked() -> T:
-            self._require_open()
-            return then()
-
-        with self._lock:
-            self._require_open()
-        return self._collector.with_room(need_bytes, checked)
-
-    def place(self, writer: DiskPackWriter, draft: PackDraft) -> ArtifactRecord:
-        """Give a finished pack its place. A failure leaves nothing of it."""
-        artifact = draft.signed.artifact_hash
-        with self._lock:
-            self._require_open()
-            self._placing.check_missing(draft)
-            needless = self._placing.brings_nothing_new(draft)
-
-        def place() -> ArtifactRecord:
-            self._collector.removing.wait_until_settled(artifact)
-            self._placing.check_missing(draft)
-            if self._placing.brings_nothing_new(draft):
-                if draft.pinned:
-                    self.pin(artifact)
-                self._placing.note_again(draft)
-            else:
-                self._placing.place(writer.path, draft)
-            return require(self, artifact)
-
-        return self._with_room(0 if needless else self._placing.index_bytes(draft), place)
+        return self._packing.resume(artifact, entries, expected_bytes)
 
     # --- keeping and letting go ---------------------------------------------------------------------------------------
 
@@ -422,10 +316,6 @@ class DiskStore(Store):
                 self._files.unlink(self._paths.pins / artifact_text(artifact))
                 self._files.sync_directory(self._paths.pins)
             self._parts.index.set_pinned(artifact, pinned=False)
-
-    def remove(self, artifact: ArtifactHash) -> int:
-        """See the interface."""
-        return self.release(artifact) + self.compact()
 
     def release(self, artifact: ArtifactHash) -> int:
         """See the interface."""
@@ -486,24 +376,12 @@ class DiskStore(Store):
         """
         collector = self._collector
         with collector.compacting.turn, collector.removing.turn, self._lock:
-            self._require_open()
+            self.require_open()
             self._records.clear()
             self._parts.index_anew(verify_chunks=verify_chunks)
             with storage_errors("rebuilding the index"):
                 self._settle(keys_of)
             return Rebuilt(len(self._parts.index.hashes()), self._parts.index.chunk_count(), self.problems)
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def export(self, artifact: ArtifactHash, path: Path) -> int:
-        """See the interface."""
-        return export_artifact(self, self._files, require(self, artifact), path)
-
-    def import_container(
-        self, path: Path, *, judge: Judge, keys_of: KeysOf | None = None, pinned: bool = False
-    ) -> ArtifactRecord:
-        """See the interface."""
-        return import_artifact(self, path, judge=judge, keys_of=keys_of, pinned=pinned)
 
     def _require_row(self, artifact: ArtifactHash) -> ArtifactRow:
         row = self._parts.index.artifact(artifact)
@@ -513,8 +391,9 @@ class DiskStore(Store):
 
     def _check_open(self) -> None:
         with self._lock:
-            self._require_open()
+            self.require_open()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises StoreError once it is closed."""
         if self._closed:
             raise StoreError("expected an open store, found one that was closed")

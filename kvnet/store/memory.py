@@ -8,16 +8,14 @@ import dataclasses
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvnet.errors import IntegrityError, KvnetError, MalformedError, NotInStoreError, StoreError, StoreFullError
-from kvnet.format.chunks import ChunkEntry, VerifiedChunk, encode_pages
-from kvnet.format.container import MAX_STORED_CHUNK_BYTES, ContainerLayout
+from kvnet.errors import IntegrityError, NotInStoreError, StoreError, StoreFullError
+from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
-    BytesLike,
     ChunkHash,
     FingerprintHash,
     NamespaceId,
@@ -25,33 +23,13 @@ from kvnet.format.hashes import (
     blake3_hash,
     short_text,
 )
-from kvnet.store.eviction import FRESH_S, HIGH_SHARE, LOW_SHARE, Candidate, choose_victims
-from kvnet.store.interface import (
-    ArtifactRecord,
-    ChunkLocation,
-    Collected,
-    Judge,
-    KeysOf,
-    PackWriter,
-    Placed,
-    Store,
-    StoreUsage,
-    Verified,
-)
+from kvnet.store.basic import BasicStore
+from kvnet.store.eviction import Candidate, choose_victims, is_fresh, surplus_bytes
+from kvnet.store.filling import PackDraft
+from kvnet.store.interface import ArtifactRecord, ChunkLocation, Collected, KeysOf, PackWriter, StoreUsage
+from kvnet.store.memory_writer import MemoryPackWriter
 from kvnet.store.osfile import OsFiles
-from kvnet.store.reading import (
-    checked_keys,
-    checked_list,
-    export_artifact,
-    import_artifact,
-    not_held,
-    read_context,
-    read_tokens,
-    require,
-    resolve_text,
-    verify_artifact,
-)
-from kvnet.trust.envelope import SignedManifest, open_manifest
+from kvnet.store.reading import not_held, prefix_keys, resolve_text
 
 
 @dataclass
@@ -68,7 +46,7 @@ class _Held:
         self.chunks = frozenset(entry.hash for entry in self.record.entries if not entry.absent)
 
 
-class MemoryStore(Store):
+class MemoryStore(BasicStore):
     """Artifacts in dictionaries.
 
     Args:
@@ -77,6 +55,7 @@ class MemoryStore(Store):
     """
 
     def __init__(self, *, quota_bytes: int = 1 << 40, now: Callable[[], float] = time.time) -> None:
+        super().__init__(OsFiles())
         self._quota_bytes = quota_bytes
         self._now = now
         self._lock = threading.RLock()
@@ -157,29 +136,16 @@ class MemoryStore(Store):
                 return None
             path = self.folder() / f"{chunk.hex()}.chunk"
             if not path.exists():
-                files = OsFiles()
-                handle = files.create(path)
+                handle = self._files.create(path)
                 try:
-                    files.write(handle, data, 0)
+                    self._files.write(handle, data, 0)
                 finally:
-                    files.close(handle)
+                    self._files.close(handle)
             return ChunkLocation(path, 0, len(data), chunk)
 
     def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
         """See the interface."""
         return [self.locate(chunk) for chunk in chunks]
-
-    def tokens_of(self, artifact: ArtifactHash) -> list[int]:
-        """See the interface."""
-        return read_tokens(self, require(self, artifact))
-
-    def context_of(self, artifact: ArtifactHash) -> bytes | None:
-        """See the interface."""
-        return read_context(self, require(self, artifact))
-
-    def verify(self, artifact: ArtifactHash) -> Verified:
-        """See the interface."""
-        return verify_artifact(self, require(self, artifact))
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 
@@ -234,11 +200,7 @@ class MemoryStore(Store):
             for held in self._artifacts.values():
                 if held.keys or not self._readable(held):
                     continue
-                manifest = held.record.manifest
-                try:
-                    held.keys = checked_keys(manifest, keys_of(manifest, read_tokens(self, held.record)))
-                except KvnetError:
-                    continue
+                held.keys = prefix_keys(self, held.record, keys_of)
                 done += bool(held.keys)
         return done
 
@@ -283,7 +245,7 @@ class MemoryStore(Store):
         with self._lock:
             self._partials[artifact] = chunks
 
-    def lease(self, writer: "MemoryPackWriter", chunk: ChunkHash) -> bool:
+    def lease(self, writer: MemoryPackWriter, chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
             if chunk not in self._chunks:
@@ -291,51 +253,46 @@ class MemoryStore(Store):
             self._writers[writer].add(chunk)
             return True
 
-    def forget(self, writer: "MemoryPackWriter") -> None:
+    def forget(self, writer: MemoryPackWriter) -> None:
         """The writer has ended: end its leases."""
         with self._lock:
             self._writers.pop(writer, None)
 
-    def take(
-        self,
-        signed: SignedManifest,
-        entries: tuple[ChunkEntry, ...],
-        chunks: dict[ChunkHash, bytes],
-        keys: tuple[PrefixKey, ...],
-        *,
-        pinned: bool,
-        allow_partial: bool,
-    ) -> ArtifactRecord:
+    def take(self, draft: PackDraft, chunks: dict[ChunkHash, bytes]) -> ArtifactRecord:
         """List an artifact, all of it or nothing."""
-        artifact = signed.artifact_hash
+        artifact = draft.signed.artifact_hash
         with self._lock:
-            missing = [e for e in entries if not e.absent and e.hash not in chunks and e.hash not in self._chunks]
-            if missing and not allow_partial:
-                raise NotInStoreError(f"{len(missing)} of {len(entries)} chunks of {short_text(artifact)} are not held")
+            missing = [e for e in draft.entries if not e.absent and e.hash not in chunks.keys() | self._chunks.keys()]
+            if missing and not draft.allow_partial:
+                raise NotInStoreError(
+                    f"{len(missing)} of {len(draft.entries)} chunks of {short_text(artifact)} are not held here"
+                )
             self.make_room(sum(map(len, chunks.values())))
             self._chunks |= chunks
             held = self._artifacts.get(artifact)
             if held is None:
-                now_s = self._now()
-                pages = tuple(encode_pages(entries))
-                record = ArtifactRecord(
-                    hash=artifact,
-                    envelope=signed.envelope,
-                    manifest=signed.manifest,
-                    entries=entries,
-                    pages=pages,
-                    complete=False,
-                    pinned=pinned,
-                    size_bytes=0,
-                    created_s=now_s,
-                    last_used_s=now_s,
-                )
-                held = self._artifacts[artifact] = _Held(record, keys, pinned, now_s)
+                held = self._artifacts[artifact] = self._listed(draft)
             else:
-                held.keys = held.keys or keys
-                held.pinned |= pinned
+                held.keys = held.keys or draft.keys
+                held.pinned |= draft.pinned
                 held.last_used_s = self._now()
             return self._record(held)
+
+    def _listed(self, draft: PackDraft) -> _Held:
+        now_s = self._now()
+        record = ArtifactRecord(
+            hash=draft.signed.artifact_hash,
+            envelope=draft.signed.envelope,
+            manifest=draft.signed.manifest,
+            entries=draft.entries,
+            pages=draft.pages,
+            complete=False,
+            pinned=draft.pinned,
+            size_bytes=0,
+            created_s=now_s,
+            last_used_s=now_s,
+        )
+        return _Held(record, draft.keys, draft.pinned, now_s)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -360,11 +317,14 @@ class MemoryStore(Store):
                 )
             while lack > 0 and self._partials:
                 lack -= sum(map(len, self._partials.pop(next(iter(self._partials))).values()))
-            for artifact in victims:
-                del self._artifacts[artifact]
-            self._evicted += victims
-            self._sweep()
+            self._evict(victims)
             return victims
+
+    def _evict(self, victims: Sequence[ArtifactHash]) -> None:
+        for artifact in victims:
+            del self._artifacts[artifact]
+        self._evicted += victims
+        self._sweep()
 
     def _choose(self, lack_bytes: int) -> list[ArtifactHash] | None:
         """Artifacts to evict; none when nothing lacks, ``None`` when all together are too few."""
@@ -415,16 +375,12 @@ class MemoryStore(Store):
         with self._lock:
             self._require(artifact).pinned = False
 
-    def remove(self, artifact: ArtifactHash) -> int:
+    def release(self, artifact: ArtifactHash) -> int:
         """See the interface."""
         with self._lock:
             self._require(artifact)
             del self._artifacts[artifact]
             return self._sweep()
-
-    def release(self, artifact: ArtifactHash) -> int:
-        """See the interface."""
-        return self.remove(artifact)
 
     def compact(self) -> int:
         """See the interface. Chunks lie here one by one."""
@@ -435,12 +391,9 @@ class MemoryStore(Store):
         with self._lock:
             before = self._held_bytes()
             removed = [a for a, held in self._artifacts.items() if everything and not held.pinned]
-            for artifact in removed:
-                del self._artifacts[artifact]
-            self._evicted += removed
             if everything:
                 self._partials.clear()
-            self._sweep()
+            self._evict(removed)
             removed += self.make_room(0)
             return Collected(tuple(removed), before - self._held_bytes())
 
@@ -453,18 +406,12 @@ class MemoryStore(Store):
                 for artifact, held in self._artifacts.items()
                 if not held.pinned and now_s - held.last_used_s > unused_s
             ]
-            for artifact in removed:
-                del self._artifacts[artifact]
-            self._sweep()
-            if self._held_bytes() > HIGH_SHARE * self._quota_bytes:
-                victims = self._choose(int(self._held_bytes() - LOW_SHARE * self._quota_bytes) + 1) or []
-                victims = [one for one in victims if now_s - self._artifacts[one].last_used_s > FRESH_S]
-                for artifact in victims:
-                    del self._artifacts[artifact]
-                self._sweep()
-                removed += victims
-            self._evicted += removed
-            return Collected(tuple(removed), before - self._held_bytes())
+            self._evict(removed)
+            surplus = surplus_bytes(self._held_bytes(), self._quota_bytes)
+            victims = (self._choose(surplus) or []) if surplus else []
+            victims = [one for one in victims if not is_fresh(self._artifacts[one].last_used_s, now_s)]
+            self._evict(victims)
+            return Collected(tuple(removed + victims), before - self._held_bytes())
 
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
@@ -485,178 +432,8 @@ class MemoryStore(Store):
                 min_free_bytes=0,
             )
 
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def export(self, artifact: ArtifactHash, path: Path) -> int:
-        """See the interface."""
-        return export_artifact(self, OsFiles(), require(self, artifact), path)
-
-    def import_container(
-        self, path: Path, *, judge: Judge, keys_of: KeysOf | None = None, pinned: bool = False
-    ) -> ArtifactRecord:
-        """See the interface."""
-        return import_artifact(self, path, judge=judge, keys_of=keys_of, pinned=pinned)
-
     def _require(self, artifact: ArtifactHash) -> _Held:
         held = self._artifacts.get(artifact)
         if held is None:
             raise not_held(artifact)
         return held
-
-
-class MemoryPackWriter(PackWriter):
-    """See :class:`kvnet.store.interface.PackWriter`."""
-
-    def __init__(self, store: MemoryStore, n_chunks: int) -> None:
-        self._store = store
-        self._layout = ContainerLayout(n_chunks)
-        self._entries: dict[int, ChunkEntry] = {}
-        self._chunks: dict[ChunkHash, bytes] = {}
-        self._next_offset = self._layout.data_offset
-        self._path: Path | None = None
-        self._ended = False
-        self.artifact: ArtifactHash | None = None
-        self._held: frozenset[int] = frozenset()
-
-    def go_on(self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], chunks: dict[ChunkHash, bytes]) -> None:
-        """Outlive an abort; begin with what an earlier fetch of the artifact brought."""
-        self.artifact = artifact
-        known = {index: entry for index, entry in enumerate(entries) if entry.hash in chunks}
-        self._entries |= known
-        self._chunks = chunks
-        self._next_offset += self.size_bytes
-        self._held = frozenset(known)
-
-    @property
-    def held(self) -> frozenset[int]:
-        """See the interface."""
-        return self._held
-
-    @property
-    def path(self) -> Path:
-        """The file, made when it is asked for."""
-        if self._path is None:
-            self._require_open()
-            self._path = self._store.folder() / f"{id(self):x}.part"
-            files = OsFiles()
-            files.close(files.create(self._path))
-        return self._path
-
-    @property
-    def next_offset(self) -> int:
-        """Where the next chunk goes."""
-        return self._next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes now."""
-        return sum(map(len, self._chunks.values()))
-
-    def read(self, index: int) -> bytes:
-        """See the interface."""
-        entry = self._entries.get(index)
-        if entry is None or entry.hash not in self._chunks:
-            raise NotInStoreError(f"chunk {index} is not in this pack")
-        return self._chunks[entry.hash]
-
-    def put(self, index: int, data: BytesLike, expected_hash: ChunkHash | None = None) -> ChunkHash:
-        """See the interface."""
-        self._require_new(index, len(data))
-        digest = blake3_hash(data)
-        if expected_hash is not None and digest != expected_hash:
-            raise IntegrityError(f"chunk {index} does not match its hash")
-        self._keep(index, data, digest)
-        return digest
-
-    def put_verified(self, chunk: VerifiedChunk) -> None:
-        """See the interface."""
-        self._require_new(chunk.index, len(chunk.data))
-        self._keep(chunk.index, chunk.data, chunk.hash)
-
-    def _keep(self, index: int, data: BytesLike, digest: ChunkHash) -> None:
-        if digest not in self._chunks and not self._store.lease(self, digest):
-            self._store.make_room(len(data))
-            self._chunks[digest] = bytes(data)
-            self._next_offset += len(data)
-        self._entries[index] = ChunkEntry(len(data), digest)
-
-    def adopt(self, chunks: Iterable[Placed]) -> None:
-        """See the interface."""
-        self._require_open()
-        written = memoryview(self.path.read_bytes())
-        for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
-            self._require_new(chunk.index, chunk.length_bytes)
-            end = chunk.offset + chunk.length_bytes
-            if chunk.offset < self._next_offset or end > len(written):
-                raise StoreError(
-                    f"chunk {chunk.index}: expected a place from byte {self._next_offset} to {len(written)}"
-                )
-            data = bytes(written[chunk.offset : end])
-            if blake3_hash(data) != chunk.hash:
-                raise IntegrityError(f"chunk {chunk.index} of the pack does not match its hash")
-            self._chunks[chunk.hash] = data
-            self._entries[chunk.index] = ChunkEntry(len(data), chunk.hash)
-            self._next_offset = end
-        self._store.make_room(0)
-
-    def reference(self, index: int, entry: ChunkEntry) -> None:
-        """See the interface."""
-        self._require_new(index, entry.length_bytes)
-        if entry.hash not in self._chunks and not self._store.lease(self, entry.hash):
-            raise NotInStoreError(f"chunk {index} is not held here, so it cannot be referenced")
-        self._entries[index] = entry
-
-    def publish(
-        self,
-        envelope: bytes,
-        *,
-        keys: Sequence[PrefixKey],
-        pinned: bool,
-        allow_partial: bool = False,
-        entries: Sequence[ChunkEntry] | None = None,
-    ) -> ArtifactRecord:
-        """See the interface. Whatever happens, the writer has ended afterwards."""
-        self._require_open()
-        try:
-            signed = open_manifest(envelope)
-            listed = checked_list(signed, self._layout.n_chunks, self._entries, entries)
-            good_keys = checked_keys(signed.manifest, keys)
-            chunks, self._chunks = self._chunks, {}
-            try:
-                record = self._store.take(signed, listed, chunks, good_keys, pinned=pinned, allow_partial=allow_partial)
-            except StoreError:
-                self._chunks = chunks
-                raise
-            self.artifact = None
-            return record
-        except StoreError:
-            raise
-        except KvnetError:
-            # No such manifest describes what is here.
-            self.artifact = None
-            raise
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """See the interface."""
-        self._ended = True
-        if self.artifact is not None and self._chunks:
-            self._store.suspend(self.artifact, self._chunks)
-        self._chunks, self.artifact = {}, None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        self._store.forget(self)
-
-    def _require_new(self, index: int, length_bytes: int) -> None:
-        self._require_open()
-        if not 0 <= index < self._layout.n_chunks:
-            raise StoreError(f"chunk: expected an index below {self._layout.n_chunks}, found {index}")
-        if index in self._entries:
-            raise StoreError(f"chunk {index} is in the pack already")
-        if not 0 < length_bytes <= MAX_STORED_CHUNK_BYTES:
-            raise MalformedError(f"chunk {index}: expected 1 to {MAX_STORED_CHUNK_BYTES} bytes, found {length_bytes}")
-
-    def _require_open(self) -> None:
-        if self._ended:
-            raise StoreError("expected a pack that is being filled, found one that has ended")

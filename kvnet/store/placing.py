@@ -7,10 +7,10 @@ from pathlib import Path
 from kvnet.errors import NotInStoreError
 from kvnet.format.hashes import artifact_text, short_text
 from kvnet.store.failures import storage_errors
+from kvnet.store.filling import PackDraft
 from kvnet.store.index import ArtifactRow
 from kvnet.store.opening import Parts
 from kvnet.store.space import INDEX_BASE_BYTES, INDEX_BYTES_PER_CHUNK
-from kvnet.store.writer import PackDraft
 
 _log = logging.getLogger(__name__)
 

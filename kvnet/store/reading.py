@@ -1,13 +1,11 @@
 """What can be said about stored artifacts with a few basic reads; shared by all stores."""
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import logging
+from collections.abc import Iterable, Sequence
 
-from kvnet.errors import AmbiguousHashError, IntegrityError, MalformedError, NotInStoreError, UsageError
-from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkSpec, decode_pages, encode_pages, pages_root
+from kvnet.errors import AmbiguousHashError, IntegrityError, KvnetError, MalformedError, NotInStoreError, UsageError
+from kvnet.format.chunks import ChunkKind, ChunkSpec
 from kvnet.format.codecs import Codec
-from kvnet.format.container import ContainerReader, read_container, write_container
 from kvnet.format.hashes import (
     ARTIFACT_PREFIX,
     SHORT_CHARACTERS,
@@ -22,10 +20,9 @@ from kvnet.format.hashes import (
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import tokens_from_bytes
 from kvnet.format.q8 import check_stored
-from kvnet.store.failures import storage_errors
-from kvnet.store.interface import ArtifactRecord, Judge, KeysOf, Store, Verified
-from kvnet.store.osfile import OsFiles
-from kvnet.trust.envelope import SignedManifest, open_manifest
+from kvnet.store.interface import ArtifactRecord, KeysOf, Store, Verified
+
+_log = logging.getLogger(__name__)
 
 MAX_NAMED: int = 4
 """How many artifacts an ambiguous short hash is explained with."""
@@ -128,6 +125,15 @@ def _check_tile(manifest: Manifest, spec: ChunkSpec, stored: bytes) -> None:
     check_stored(manifest.fingerprint.layers.kind_of(spec.first_layer), spec.n_layers, spec.n_tokens, stored)
 
 
+def prefix_keys(store: Store, record: ArtifactRecord, keys_of: KeysOf) -> tuple[PrefixKey, ...]:
+    """The prefix keys of a stored artifact, computed from its token ids; none when they cannot be."""
+    try:
+        return checked_keys(record.manifest, keys_of(record.manifest, read_tokens(store, record)))
+    except KvnetError as error:
+        _log.warning("store: no prefix leads to %s: %s", short_text(record.hash), error)
+        return ()
+
+
 def checked_keys(manifest: Manifest, keys: Sequence[PrefixKey]) -> tuple[PrefixKey, ...]:
     """Prefix keys that are those of the manifest: one per block, the last as it was signed; or none.
 
@@ -140,113 +146,3 @@ def checked_keys(manifest: Manifest, keys: Sequence[PrefixKey]) -> tuple[PrefixK
             hint="Its publisher made a broken artifact; do not use it.",
         )
     return tuple(keys)
-
-
-def checked_list(
-    signed: SignedManifest,
-    n_chunks: int,
-    known: Mapping[int, ChunkEntry],
-    entries: Sequence[ChunkEntry] | None,
-) -> tuple[ChunkEntry, ...]:
-    """The whole chunk list of a pack: as it was signed, and as what is in the pack.
-
-    Args:
-        signed: the manifest.
-        n_chunks: chunks the pack was begun for.
-        known: chunks written and referenced, by index.
-        entries: the list, needed when some are missing.
-
-    Raises:
-        MalformedError: not a manifest of these chunks.
-        IntegrityError: the list is not the one that was signed, or the pack holds other chunks.
-        NotInStoreError: chunks are missing and no list says what they are.
-    """
-    manifest = signed.manifest
-    if manifest.n_chunks != n_chunks:
-        raise MalformedError(f"manifest: expected {n_chunks} chunks as in the pack, found {manifest.n_chunks}")
-    if entries is None:
-        missing = n_chunks - len(known)
-        if missing:
-            raise NotInStoreError(
-                f"{missing} of {n_chunks} chunks of {short_text(signed.artifact_hash)} were neither written nor "
-                "referenced"
-            )
-        entries = [known[index] for index in range(n_chunks)]
-    listed = tuple(entries)
-    if len(listed) != n_chunks or pages_root(encode_pages(listed)) != manifest.root:
-        raise IntegrityError("the chunk list does not match the root in the manifest")
-    manifest.check_entries(listed)
-    for index, entry in known.items():
-        if listed[index] != entry:
-            raise IntegrityError(f"chunk {index} of the pack is not the one in the chunk list")
-    return listed
-
-
-def export_artifact(store: Store, files: OsFiles, record: ArtifactRecord, path: Path) -> int:
-    """Write a stored artifact into a new container file, 0600; returns its size in bytes."""
-    missing = [e for e in record.entries if not e.absent and not store.has_chunk(e.hash)]
-    if missing:
-        raise NotInStoreError(
-            f"{len(missing)} of {len(record.entries)} chunks of {short_text(record.hash)} are not held here",
-            hint=f"Get the rest first: kvnet fetch {artifact_text(record.hash)}",
-        )
-    with storage_errors(f"writing {path}"):
-        handle = files.create(path)
-    try:
-        with storage_errors(f"writing {path}"):
-            offset = 0
-
-            def write(data: bytes) -> None:
-                nonlocal offset
-                files.write(handle, data, offset)
-                offset += len(data)
-
-            chunks = (store.read_chunk(entry.hash) for entry in record.entries if not entry.absent)
-            size_bytes = write_container(write, record.envelope, record.pages, chunks)
-            files.sync(handle)
-    except BaseException:
-        files.close(handle)
-        files.unlink(path)
-        raise
-    files.close(handle)
-    return size_bytes
-
-
-def import_artifact(store: Store, path: Path, *, judge: Judge, keys_of: KeysOf | None, pinned: bool) -> ArtifactRecord:
-    """Take a container file into a store: bounded, signed, judged, and only then read chunk by chunk."""
-    with storage_errors(f"reading {path}"):
-        # Not OsFiles: this file is the person's, and may be behind a link of theirs.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file, storage_errors(f"reading {path}"):
-        reader = read_container(file)
-        signed = open_manifest(reader.header.envelope)
-        _check_list(reader, signed)
-        judge(signed.manifest)
-        return _take_in(store, reader, signed, keys_of=keys_of, pinned=pinned)
-
-
-def _check_list(reader: ContainerReader, signed: SignedManifest) -> None:
-    header = reader.header
-    signed.manifest.check_entries(decode_pages(header.pages, signed.manifest.n_chunks, signed.manifest.root))
-
-
-def _take_in(
-    store: Store, reader: ContainerReader, signed: SignedManifest, *, keys_of: KeysOf | None, pinned: bool
-) -> ArtifactRecord:
-    manifest = signed.manifest
-    new = {e.hash: e.length_bytes for e in reader.header.entries if not e.absent and not store.has_chunk(e.hash)}
-    writer = store.begin_pack(manifest.n_chunks, expected_bytes=sum(new.values()))
-    try:
-        token_chunks = manifest.plan().token_chunks
-        token_bytes: list[bytes] = []
-        for index, data in reader:
-            writer.put(index, data, reader.header.entries[index].hash)
-            if index in token_chunks:
-                token_bytes.append(data)
-        keys: Sequence[PrefixKey] = ()
-        if keys_of is not None:
-            keys = checked_keys(manifest, keys_of(manifest, tokens_from_bytes(b"".join(token_bytes))))
-        return writer.publish(signed.envelope, keys=keys, pinned=pinned)
-    except BaseException:
-        writer.abort()
-        raise

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvnet.errors import StoreError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.container import ContainerLayout
 from kvnet.format.hashes import ArtifactHash
 from kvnet.store.failures import storage_errors
+from kvnet.store.filling import may_be_gone_on_with
 from kvnet.store.index import PlacedChunk
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.journal import GroupedSync, Kept, encode_header, encode_record, kept_chunks, parse_journal
@@ -50,10 +50,10 @@ class ResumablePackWriter(DiskPackWriter):
         except BaseException:
             host.suspended(path)
             raise
-        self.held = frozenset(one.index for one in kept)
         self._cut = not kept
         self._sync = GroupedSync(files, handle, self._journal)
         super().__init__(host, files, path, len(entries), 0, handle=handle)
+        self._held = frozenset(one.index for one in kept)
         for one in kept:
             super()._keep(one.index, PlacedChunk(entries[one.index].hash, one.offset, one.length_bytes))
         self._cut = True
@@ -116,9 +116,9 @@ class ResumablePackWriter(DiskPackWriter):
         if handle is None:
             return
         self._sync.end()
-        # What a full or failing disk, or the end of the node, interrupts can be gone on with.
-        interrupted = failure is None or isinstance(failure, StoreError)
-        keep = published is None and interrupted and bool(self._placed or self.held)
+        # While this is being made, what was found is not in the list of chunks yet.
+        anything = bool(self._placed) or not self._cut
+        keep = published is None and may_be_gone_on_with(failure) and anything
         try:
             if keep:
                 # What was reserved beyond the last chunk goes back to the disk.
