@@ -46,6 +46,10 @@ GRACE_S = 0.25
 DHT_SHARE = 0.6
 """Part of the time left that the DHT may take; the rest is for dialling and asking whom it names."""
 
+NAMED_SHARE = 0.9
+"""Part of that after which a walk of the DHT ends and says whom it was named so far: what is cancelled says nothing. A
+provider is named in the first rounds; the last server that is asked may be a stopped one."""
+
 OpenSession = Callable[[PeerId], Awaitable[PeerSession | None]]
 """Opens the session with a connected peer, or returns the open one; ``None`` when that fails."""
 
@@ -279,7 +283,7 @@ class Lookups:
 
         async def find(depth: int, key: bytes) -> None:
             try:
-                hints[depth] = list(await self._network.find_providers(key, timeout_s=limit_s))
+                hints[depth] = list(await self._network.find_providers(key, timeout_s=NAMED_SHARE * limit_s))
             except KvnetError:
                 hints[depth] = []
 

@@ -34,8 +34,14 @@ RECORDS_OF_A_SENDER: Final = 10
 """Records that a server takes from one sender in `SENDER_WINDOW_S`; it drops the others."""
 SENDER_WINDOW_S: Final = 10.0
 
-_FOLLOWED: Final = ((128, 20.2, 4.0), (256, 21.6, 4.08), (1000, 24.2, 4.6), (4000, 25.0, 4.8), (10_000, 26.1, 4.95))
-"""Servers, requests of a walk, rounds."""
+_FOLLOWED: Final = (
+    (128, 20.2, 4.0, 1.0),
+    (256, 21.6, 4.08, 1.02),
+    (1000, 24.2, 4.6, 1.28),
+    (4000, 25.0, 4.8, 1.52),
+    (10_000, 26.1, 4.95, 1.78),
+)
+"""Servers; requests of a walk; rounds; the round in which the first of the closest is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,13 @@ class Walk:
     Attributes:
         requests: sent, each answered.
         rounds: one after the other.
+        named_rounds: after so many one of the closest has answered, who names those that provide the key.
         records: servers that a record goes to in the end, when one is announced.
     """
 
     requests: float
     rounds: float
+    named_rounds: float
     records: int
 
     @property
@@ -63,7 +71,7 @@ def walk(servers: int) -> Walk:
     """A walk among so many servers, its own node not among them."""
     closest = min(servers, CLOSEST)
     if servers <= _FOLLOWED[0][0]:
-        return Walk(closest, -(-closest // PARALLEL), closest)
-    sizes, requests, rounds = zip(*_FOLLOWED, strict=True)
-    at = np.log(servers)
-    return Walk(float(np.interp(at, np.log(sizes), requests)), float(np.interp(at, np.log(sizes), rounds)), closest)
+        return Walk(closest, -(-closest // PARALLEL), 1, closest)
+    sizes, *means = zip(*_FOLLOWED, strict=True)
+    requests, rounds, named = (float(np.interp(np.log(servers), np.log(sizes), column)) for column in means)
+    return Walk(requests, rounds, named, closest)

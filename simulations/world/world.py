@@ -14,7 +14,7 @@ from typing import Final
 from kvnet.engine.interface import Boundary, BoundaryKind
 from kvnet.exchange.admission import Signals
 from kvnet.exchange.finder import MAX_CANDIDATES, MIN_LOOKUP_S, WORTH_ASKING_S
-from kvnet.exchange.lookups import DHT_SHARE
+from kvnet.exchange.lookups import DHT_SHARE, NAMED_SHARE
 from kvnet.exchange.planning import SHOWING_ROUND_TRIPS, asking_could_win, link_to
 from kvnet.format.codecs import Codec
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
@@ -277,10 +277,12 @@ class World:
     def _ask_dht(self, node: Node, job: Job, left_s: float) -> tuple[Offered | None, float]:
         """Who the DHT names, dialled and asked; nobody when there is no time for it."""
         node.counted.lookup_messages += round(self._walk.requests * len(self.directory.dht_depths(job.request.n_input)))
-        found_s = self._walk.rounds * self._dht_round_s(node)
-        if found_s > DHT_SHARE * left_s:
-            return None, DHT_SHARE * max(0.0, left_s)
-        offered = self.directory.in_dht(node, job, self.clock.now)
+        round_s, limit_s = self._dht_round_s(node), NAMED_SHARE * DHT_SHARE * max(0.0, left_s)
+        # A walk ends when all of the closest have answered, or when its time is over: it then says whom it was named.
+        found_s = min(self._walk.rounds * round_s, limit_s)
+        offered = None
+        if self._walk.named_rounds * round_s <= limit_s:
+            offered = self.directory.in_dht(node, job, self.clock.now)
         if offered is None:
             return None, found_s
         dialled_s = found_s + (SESSION_ROUND_TRIPS + 1) * self.places.rtt_s(node, offered.providers[0])
