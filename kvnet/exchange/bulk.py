@@ -301,7 +301,11 @@ class BulkTransport:
         return receiver
 
     def _hosts_of(self, peer: PeerId) -> list[str]:
-        return hosts_of([each for info in self._network.connected() if info.peer == peer for each in info.addresses])
+        """Where a peer is seen; what it says of itself adds the interface alone, or it could have us dial anybody."""
+        seen = self._network.seen_at(peer)
+        said = hosts_of([each for info in self._network.connected() if info.peer == peer for each in info.addresses])
+        scoped = [host for host in said if "%" in host and host.partition("%")[0] in seen]
+        return list(dict.fromkeys([*scoped, *seen]))
 
     # --- answering ---
 
@@ -350,7 +354,7 @@ class BulkTransport:
     async def _dial_back(self, agreed: BulkSession, port: int) -> None:
         with suppress(NetworkError):
             hosts = self._hosts_of(agreed.peer)
-            link = await self._endpoint.dial(agreed, hosts, port, timeout_s=DIAL_S, receives=False)
+            link = await self._endpoint.dial(agreed, hosts, port, timeout_s=DIAL_S)
             self._start_sender(link, agreed)
 
     def _start_sender(self, link: Link, agreed: BulkSession) -> None:

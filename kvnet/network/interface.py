@@ -176,7 +176,10 @@ class Network(Protocol):
         """
 
     def connected(self) -> list[PeerInfo]:
-        """The peers connected now, in either direction."""
+        """The peers connected now, in either direction. Their addresses are as they say themselves."""
+
+    def seen_at(self, peer: PeerId) -> list[str]:
+        """The IP addresses at the other ends of the connections with a peer; empty where there is no such thing."""
 
     async def provide(self, key32: bytes, *, report: ProvideReport | None = None) -> None:
         """Tell the DHT that we have what `key32` (32 bytes) names; returns at once, the work goes on behind.

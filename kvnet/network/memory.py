@@ -278,6 +278,10 @@ class MemoryNetwork:
         known = self._world._networks
         return [PeerInfo(p, (known[p].address,)) for p in sorted(self._connections)]
 
+    def seen_at(self, peer: PeerId) -> list[str]:  # noqa: ARG002 - simulated peers have no IP address
+        """See `Network.seen_at`."""
+        return []
+
     async def provide(self, key32: bytes, *, report: ProvideReport | None = None) -> None:
         """See `Network.provide`. Records go to the nodes found from our routing table, like a small real DHT."""
         dht_key(key32)

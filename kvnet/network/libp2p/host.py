@@ -244,6 +244,14 @@ class LibP2PNetwork:
         live = [peer for peer, each in connections.items() if any(is_alive(c) for c in each)]
         return [PeerInfo(PeerId(p.to_bytes()), tuple(self.known_addresses(PeerId(p.to_bytes())))) for p in live]
 
+    def seen_at(self, peer: PeerId) -> list[str]:
+        """See `Network.seen_at`."""
+        if self._host is None:
+            return []
+        live = filter(is_alive, list(swarm_of(self._host).get_connections(ID(peer))))
+        ends = [each.muxed_conn.get_remote_address() for each in live if isinstance(each.muxed_conn, SafeYamux)]
+        return list(dict.fromkeys(end[0] for end in ends if end is not None))
+
     def known_addresses(self, peer: PeerId) -> list[str]:
         """The addresses remembered for a peer, ending in ``/p2p/<id>``."""
         suffix = f"/p2p/{ID(peer)}"

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import trio
+from multiaddr import Multiaddr
 
 import kvnet.exchange.bulk
 import kvnet.exchange.peer_sessions
 from kvnet.errors import KvnetError
+from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.node import NodeOptions
 from kvnet.network.bulk.certificates import make_certificate
 from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
+from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.messages import BulkOffer, OpenBulk
 from kvnet.protocol.serve import ServeLimits
 from tests.loopback.network.bulk.nodes import BulkNode, running
@@ -181,3 +184,23 @@ async def test_peer_has_four_bulk_connections_and_no_more_however_it_collects_ag
         assert holder.n_connections == 4
         for link in links:
             link.close()
+
+
+async def test_peer_that_says_it_is_elsewhere_has_nobody_dialled_there(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "a", "a", bulk=BulkEndpoint(LISTEN)) as asked,
+        running(tmp_path / "b", "b", bulk=BulkEndpoint(LISTEN)) as bad,
+    ):
+        network = bad.exchange.network
+        assert isinstance(network, LibP2PNetwork)
+        # What it tells of itself, as libp2p's identify does; it connects from 127.0.0.1 all the same.
+        network._host._addrs_factory = lambda _: [Multiaddr("/ip4/192.0.2.1/tcp/6379")]  # type: ignore[union-attr]
+        await bad.exchange.connect(asked.exchange.addresses()[0])
+        assert await asked.exchange.open_session(network.peer_id) is not None
+        told = asked.exchange.network
+        with trio.fail_after(PATIENCE_S):
+            while not any("192.0.2.1" in each for info in told.connected() for each in info.addresses):
+                await told.probe(network.peer_id)
+        assert told.seen_at(network.peer_id) == ["127.0.0.1"]
+        assert isinstance(asked.exchange.bulk, BulkTransport)
+        assert asked.exchange.bulk._hosts_of(network.peer_id) == ["127.0.0.1"]
