@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -13,6 +14,7 @@ from kvnet.exchange.peer_book import PeerRemembrance
 from kvnet.protocol.ids import PeerId, parse_peer_text
 from kvnet_node.neighbours_text import neighbour_line
 from kvnet_node.peer_store import PeerStore
+from kvnet_node.session_reasons import explain_no_session
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs that libp2p brings along replace trio's own types
@@ -68,8 +70,15 @@ class Surroundings:
         return self._discovery.hears_itself if self._discovery is not None else None
 
     def neighbours(self) -> list[Neighbour]:
-        """Who is there, and how it stands with them."""
-        return self._neighbours.list()
+        """Who is there, and how it stands with them; of those connected without a session also why."""
+        return [self._explained(each) for each in self._neighbours.list()]
+
+    def _explained(self, neighbour: Neighbour) -> Neighbour:
+        error = self._node.session_error(neighbour.peer) if neighbour.state == "connected" else None
+        if error is None:
+            return neighbour
+        outcome, detail = explain_no_session(error)
+        return replace(neighbour, state="other version" if outcome == "version" else "no session", reason=detail)
 
     def remembered(self) -> int:
         """Members met before."""

@@ -23,5 +23,7 @@ def neighbour_line(neighbour: "Neighbour") -> str:
         case "other version":
             return f"{who} speaks another version of the protocol: run the same kvnet on both"
         case "unreachable":
-            return f"{who} does not answer; why: kvnet doctor --network --peer {neighbour.addresses[0]}"
+            return f"{who} does not answer; why: kvnet doctor --network"
+        case "no session":
+            return f"{who} opens no session; why: kvnet doctor --network"
     return ""

@@ -8,9 +8,13 @@ from kvnet.protocol.ids import parse_peer_text, short_peer_text
 from kvnet_node.findings import Finding
 from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckResult, Reach
-from kvnet_node.output import format_counted
+from kvnet_node.output import format_counted, format_seconds
 
 PRIVACY_PATH = "System Settings > Privacy & Security > Local Network"
+ALLOW_HERE = f"{PRIVACY_PATH}: allow the terminal that runs kvnet, then start it again"
+LET_IN = "let TCP 5864 and 5865 in (on macOS: System Settings > Network > Firewall > Options: allow python)"
+DROPPED = "a firewall drops it, there or here on its way out, or that machine has fallen asleep since"
+TRY_THERE = "kvnet doctor --network --peer ADDRESS, with an address the kvnet node status of one of them shows"
 
 
 def judge(found: NetworkCheckResult) -> list[Finding]:
@@ -101,21 +105,50 @@ def _neighbours(found: NetworkCheckResult) -> Iterator[Finding]:
             "run kvnet node start on the other machine, on the same network (guest networks keep machines apart); "
             "or name it: kvnet doctor --network --peer ADDRESS, with an address its kvnet node status shows",
         )
+    tried = {reach.address: reach for reach in found.unreached}
     for neighbour in found.neighbours:
-        yield _neighbour(neighbour)
+        reach = tried.get(neighbour.addresses[0])
+        yield _neighbour(neighbour) if reach is None else _unreached(neighbour, reach, found.platform)
+
+
+def _unreached(neighbour: NeighbourEntry, reach: Reach, platform: str) -> Finding:
+    """A neighbour that was heard, so that it is near and was awake lately, and was not reached."""
+    who, port = _who(neighbour), port_of(reach.address)
+    if privacy_blocks(platform, reach) or (platform == "darwin" and reach.outcome == "no_route"):
+        text = f"{who} is heard, and macOS keeps this program from it (Local Network Privacy)"
+        return Finding("neighbour", "problem", text, ALLOW_HERE)
+    match reach.outcome:
+        case "timeout":
+            text = f"{who} was heard, and TCP {port} gives no answer: {DROPPED}"
+            return Finding("neighbour", "problem", text, f"is that machine awake? Then {LET_IN} on it")
+        case "refused":
+            text = f"{who} is heard, and nothing listens on TCP {port} there: its node has just ended, or restarts"
+            return Finding("neighbour", "problem", text, "kvnet node start there")
+        case "open":
+            text = f"{who} was not reached before and takes connections now"
+            return Finding("neighbour", "note", text, f"kvnet doctor --network --peer {reach.address} tries it whole")
+    text = f"{who} is heard and not reached: {reach.detail}"
+    return Finding("neighbour", "problem", text, f"kvnet doctor --network --peer {reach.address} tries it whole")
+
+
+def _who(neighbour: NeighbourEntry) -> str:
+    return f"{short_peer_text(parse_peer_text(neighbour.peer))} at {host_of(neighbour.addresses[0])}"
 
 
 def _neighbour(neighbour: NeighbourEntry) -> Finding:
-    who = f"{short_peer_text(parse_peer_text(neighbour.peer))} at {host_of(neighbour.addresses[0])}"
+    who = _who(neighbour)
     match neighbour.state:
         case "member":
             return Finding("neighbour", "ok", f"{who} shares a namespace with this node")
         case "stranger":
             return Finding("neighbour", "note", f"{who} shares no namespace with this node", JOIN_STEPS)
         case "other version":
-            return Finding(
-                "neighbour", "problem", f"{who} speaks another version of the protocol", "run the same kvnet on both"
-            )
+            said = f": {neighbour.reason}" if neighbour.reason else ""
+            text = f"{who} speaks another version of the protocol{said}"
+            return Finding("neighbour", "problem", text, "run the same kvnet on both")
+        case "no session":
+            text = f"{who} is reached and opens no session: {neighbour.reason}"
+            return Finding("neighbour", "problem", text, "compare kvnet --version on both; its node.log says more")
         case "unreachable":
             hint = f"kvnet doctor --network --peer {neighbour.addresses[0]}"
             return Finding("neighbour", "problem", f"{who} is heard and does not answer: {neighbour.reason}", hint)
@@ -126,7 +159,15 @@ def _peers(found: NetworkCheckResult) -> Iterator[Finding]:
     if not found.running:
         return
     text = f"{format_counted(found.connected, 'peer')} connected, {found.members} of them share a namespace"
-    yield Finding("peers", "ok" if found.members else "note", text, "" if found.members else f"to share: {JOIN_STEPS}")
+    if found.members:
+        yield Finding("peers", "ok", text)
+    elif found.remembered:
+        met = f"{format_counted(found.remembered, 'member')} met before, none of them connected"
+        yield Finding("peers", "note", f"{text}; {met}", TRY_THERE)
+    elif not found.neighbours or any(each.state in {"stranger", "found"} for each in found.neighbours):
+        yield Finding("peers", "note", text, f"to share: {JOIN_STEPS}")
+    else:
+        yield Finding("peers", "note", text)
 
 
 def _clocks(found: NetworkCheckResult) -> Iterator[Finding]:
@@ -140,8 +181,9 @@ def _skewed(who: str, skew_s: int) -> Finding:
     return Finding(
         "clock",
         "problem",
-        f"the clock of {who} is {abs(skew_s)} s {way} this machine's; what one signs is expired or not yet valid there",
-        "let both set their clocks by themselves; on macOS: System Settings > General > Date & Time",
+        f"the clock of {who} is {format_seconds(abs(skew_s))} {way} this machine's; what one signs is expired or not "
+        "yet valid there",
+        "compare the time on both; let both set it by themselves (macOS: System Settings > General > Date & Time)",
     )
 
 
@@ -152,13 +194,19 @@ def _asked(found: NetworkCheckResult, reach: Reach) -> Iterator[Finding]:
             "problem",
             f"macOS keeps this program off the local network (Local Network Privacy): {_place(reach.address)} has no "
             "route, and the router answers",
-            f"{PRIVACY_PATH}: allow the terminal that runs kvnet, then start it again",
+            ALLOW_HERE,
         )
+        return
+    heard = {neighbour.peer for neighbour in found.neighbours}
+    if reach.outcome == "timeout" and _peer(reach.address) in heard:
+        text = (
+            f"{_place(reach.address)} gives no answer, and that machine is heard, so it is awake: a firewall drops it"
+        )
+        yield Finding("peer", "problem", text, f"{LET_IN} on that machine; see also what it may send here")
         return
     yield _OUTCOMES[reach.outcome](reach)
     if reach.clock_skew_s is not None and abs(reach.clock_skew_s) > TOLERABLE_SKEW_S:
         yield _skewed("that node", reach.clock_skew_s)
-    heard = {neighbour.peer for neighbour in found.neighbours}
     reached = reach.outcome in {"member", "stranger"}
     if reached and found.discovery.startswith("on ") and reach.near and _peer(reach.address) not in heard:
         yield Finding(

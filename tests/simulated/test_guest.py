@@ -134,14 +134,12 @@ async def test_a_node_that_falls_asleep_says_so_and_is_asked_again_when_it_wakes
     await a.meet(b)
     await b.add(TOKENS)
     await guest.fall_asleep()
-    assert seen.of(b.network.peer_id) is PresenceState.LEAVING
-    assert not b.exchange.serving
+    assert (b.exchange.serving, seen.of(b.network.peer_id)) == (False, PresenceState.LEAVING)
     await trio.sleep(31.0)  # a look at the machine in between changes nothing
-    assert seen.of(b.network.peer_id) is PresenceState.LEAVING
+    assert (b.exchange.serving, seen.of(b.network.peer_id)) == (False, PresenceState.LEAVING)
     machine.asleep_s = 3600.0  # the session may outlive a short sleep
     await trio.sleep(3.0)
-    assert b.exchange.serving
-    assert seen.of(b.network.peer_id) is PresenceState.SERVING
+    assert (b.exchange.serving, seen.of(b.network.peer_id)) == (True, PresenceState.SERVING)
     assert (await a.generate([*TOKENS, 5])).reused_tokens > 500
 
 

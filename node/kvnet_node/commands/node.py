@@ -172,6 +172,7 @@ _STATES = {
     "found": "not tried yet",
     "unreachable": "does not answer",
     "other version": "speaks another version",
+    "no session": "opens no session",
 }
 
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import trio
 
-from kvnet.errors import KvnetError, PeerRefusedError, PeerUnreachableError, UnsupportedVersionError
+from kvnet.errors import PeerUnreachableError
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.session import PeerSession
-from kvnet.network.interface import StreamKind
 from kvnet.network.places import host_of, port_of
 from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckRequest, NetworkCheckResult, PeerClock, Reach
+from kvnet_node.services import Services
+from kvnet_node.session_reasons import explain_no_session
 from kvnet_node.system_network import firewall_state, gateway_answers
 
 TCP_LIMIT_S = 4.0
@@ -40,7 +41,7 @@ async def check(context: OperationContext, request: NetworkCheckRequest) -> Netw
     """
     services = context.services
     around, node = services.surroundings, services.node
-    neighbours = around.neighbours() if around is not None else []
+    neighbours = neighbour_entries(services)
     asked = await _ask(node, request.peer) if request.peer and node is not None else None
     known = node.peers() if node is not None and context.serving else []
     skews = {each.info.peer: node.clock_skew_s(each.info.peer) for each in known} if node is not None else {}
@@ -51,13 +52,21 @@ async def check(context: OperationContext, request: NetworkCheckRequest) -> Netw
         own=await _own(services.addresses()) if context.serving else [],
         discovery=around.discovery if around is not None else "",
         hears_itself=around.hears_itself if around is not None else None,
-        neighbours=[NeighbourEntry(peer_text(n.peer), list(n.addresses), n.state, n.reason) for n in neighbours],
+        neighbours=neighbours,
+        unreached=await try_each([each.addresses[0] for each in neighbours if each.state == "unreachable"]),
+        remembered=around.remembered() if around is not None else 0,
         connected=len(known),
         members=sum(each.member for each in known),
         clocks=[PeerClock(peer_text(peer), skew) for peer, skew in skews.items() if skew is not None],
         firewall=await trio.to_thread.run_sync(firewall_state),
         asked=asked,
     )
+
+
+def neighbour_entries(services: Services) -> list[NeighbourEntry]:
+    """Nodes on the local network, and how it stands with them."""
+    found = services.surroundings.neighbours() if services.surroundings is not None else []
+    return [NeighbourEntry(peer_text(each.peer), list(each.addresses), each.state, each.reason) for each in found]
 
 
 async def _own(addresses: list[str]) -> list[Reach]:
@@ -157,12 +166,3 @@ async def _talk(node: ExchangeNode, address: str, peer: PeerId) -> tuple[str, st
     if session is not None:
         return ("member" if session.slots else "stranger"), "", "", session
     return (*explain_no_session(node.session_error(peer)), "", None)
-
-
-def explain_no_session(error: KvnetError | None) -> tuple[str, str]:
-    """Outcome and detail of a session that did not open."""
-    if isinstance(error, UnsupportedVersionError):
-        return "version", str(error)
-    if isinstance(error, PeerRefusedError) and StreamKind.CONTROL.value in str(error):
-        return "not_kvnet", str(error)
-    return "no_session", str(error) if error is not None else "it did not open in time"

@@ -10,12 +10,12 @@ from kvnet.protocol.matching import Relation
 from kvnet_node.calling import peer_names
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.network import neighbour_entries
 from kvnet_node.operations.requests import (
     MatchedModel,
     MatchedPeer,
     MatchRequest,
     MatchResult,
-    NeighbourEntry,
     PeerEntry,
     PeerModelEntry,
     PeersRequest,
@@ -35,11 +35,10 @@ async def peers(context: OperationContext, request: PeersRequest) -> PeersResult
         await _know(context, services.matching, [])
         await services.matching.refresh(ANSWER_S)
     around = services.surroundings
-    neighbours = around.neighbours() if around is not None else []
     return PeersResult(
         _entries(services),
         services.addresses(),
-        [NeighbourEntry(peer_text(n.peer), list(n.addresses), n.state, n.reason) for n in neighbours],
+        neighbour_entries(services),
         discovery=around.discovery if around is not None else "",
         remembered=around.remembered() if around is not None else 0,
     )

@@ -9,8 +9,8 @@ from kvnet.errors import PeerRefusedError, PeerUnreachableError, UnsupportedVers
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet_node.findings import Finding
 from kvnet_node.network_findings import OUTCOMES, judge, privacy_blocks
-from kvnet_node.operations.network import explain_no_session
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckResult, PeerClock, Reach
+from kvnet_node.session_reasons import explain_no_session
 from kvnet_node.system_network import parse_firewall, parse_gateway
 
 PEER = peer_text(PeerId(bytes.fromhex("002408011220") + bytes([7]) * 32))
@@ -101,6 +101,7 @@ def test_a_network_on_which_nobody_is_heard_says_what_to_try() -> None:
         ("connected", "ok", ""),
         ("stranger", "note", "kvnet join"),
         ("other version", "problem", "same kvnet"),
+        ("no session", "problem", "kvnet --version"),
         ("unreachable", "problem", f"kvnet doctor --network --peer {ADDRESS}"),
     ],
 )
@@ -110,7 +111,53 @@ def test_each_neighbour_is_judged_by_its_state(state: str, level: str, hint: str
     assert hint in finding.hint
 
 
-@pytest.mark.parametrize(("skew_s", "said"), [(-61, "61 s behind"), (4000, "4000 s ahead of")])
+@pytest.mark.parametrize(
+    ("platform", "reach", "level", "text", "hint"),
+    [
+        (
+            "linux",
+            Reach(ADDRESS, "timeout"),
+            "problem",
+            "TCP 5864 gives no answer: a firewall",
+            "let TCP 5864 and 5865 in",
+        ),
+        ("linux", Reach(ADDRESS, "refused"), "problem", "nothing listens on TCP 5864", "kvnet node start there"),
+        ("darwin", Reach(ADDRESS, "no_route", near=True), "problem", "macOS keeps this program", "Local Network"),
+        ("linux", Reach(ADDRESS, "no_route", "No route"), "problem", "not reached: No route", f"--peer {ADDRESS}"),
+        ("linux", Reach(ADDRESS, "open"), "note", "takes connections now", f"--peer {ADDRESS}"),
+    ],
+)
+def test_a_neighbour_that_is_heard_and_not_reached_is_tried_once_more(
+    platform: str, reach: Reach, level: str, text: str, hint: str
+) -> None:
+    neighbours = [NeighbourEntry(PEER, [ADDRESS], "unreachable", "a long story")]
+    finding = only(found(platform=platform, neighbours=neighbours, unreached=[reach]), "neighbour")
+    assert (finding.state, text in finding.text, hint in finding.hint) == (level, True, True)
+
+
+def test_one_that_was_heard_and_does_not_answer_points_to_a_firewall() -> None:
+    asked = Reach(ADDRESS, "timeout")
+    assert "a firewall drops it" in only(found(asked=asked), "peer").text
+    assert "a firewall drops it" not in only(found(asked=asked, neighbours=[]), "peer").text
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"neighbours": [NeighbourEntry(PEER, [ADDRESS], "stranger")]}, "kvnet join"),
+        ({"neighbours": []}, "kvnet join"),
+        ({"remembered": 2}, "kvnet doctor --network --peer"),
+        ({"neighbours": [NeighbourEntry(PEER, [ADDRESS], "other version")]}, ""),
+    ],
+)
+def test_only_who_has_no_member_yet_is_told_to_invite_one(changes: dict[str, Any], hint: str) -> None:
+    finding = only(found(members=0, **changes), "peers")
+    assert finding.state == "note"
+    assert hint in finding.hint
+    assert bool(finding.hint) is bool(hint)
+
+
+@pytest.mark.parametrize(("skew_s", "said"), [(-61, "1 min 1 s behind"), (86400, "24 h 0 min ahead of")])
 def test_clocks_that_are_far_apart_are_said(skew_s: int, said: str) -> None:
     finding = only(found(clocks=[PeerClock(PEER, skew_s)]), "clock")
     assert said in finding.text

@@ -62,6 +62,8 @@ class NetworkCheckResult(Result, frozen=True, tag="network check"):
         discovery: where neighbours are looked for, or why not.
         hears_itself: whether its own multicast came back; None when that is not known.
         neighbours: nodes on the local network.
+        unreached: what came of trying neighbours once more that were heard and not reached.
+        remembered: members met before.
         connected: peers.
         members: of these, how many share a namespace.
         clocks: of connected peers.
@@ -76,6 +78,8 @@ class NetworkCheckResult(Result, frozen=True, tag="network check"):
     discovery: str = ""
     hears_itself: bool | None = None
     neighbours: list[NeighbourEntry] = []
+    unreached: list[Reach] = []
+    remembered: int = 0
     connected: int = 0
     members: int = 0
     clocks: list[PeerClock] = []

@@ -141,9 +141,9 @@ class NeighbourEntry(msgspec.Struct, frozen=True):
     """A node on the local network.
 
     Attributes:
-        state: ``member``, ``stranger`` (it shares no namespace), ``connected``, ``found``, ``unreachable`` or
-            ``other version``.
-        reason: why it is unreachable.
+        state: ``member``, ``stranger`` (it shares no namespace), ``connected``, ``found``, ``unreachable``,
+            ``no session`` (it is connected and opens none) or ``other version``.
+        reason: why it is unreachable, or opens no session.
     """
 
     peer: str
