@@ -1,8 +1,8 @@
-"""TLS over memory buffers: what has come on the socket is taken in large pieces, and decrypted from there.
+"""TLS over memory buffers: what goes and comes on the socket does so in large pieces.
 
-`ssl.SSLSocket` has OpenSSL read each record of 16 KiB from the socket with two calls into the kernel. Taking 256 KiB
-with one, and giving them to OpenSSL in memory, costs a copy and saves more. Sending is another matter: there
-`SSLSocket` copies once less, so whoever mostly sends uses that.
+`ssl.SSLSocket` has OpenSSL call into the kernel for each record of 16 KiB: once to send it, twice to receive it. Here
+OpenSSL works in memory, and the socket takes and gives hundreds of KiB with one call. That is a copy more and still
+costs less, at both ends: the kernel makes fewer and larger packets of what it gets at once.
 """
 
 import contextlib
@@ -12,27 +12,38 @@ from collections.abc import Callable
 from typing import Final, cast
 
 PIECE_BYTES: Final = 256 * 1024
+"""Bytes taken from the socket with one call."""
 
 FULL_RECORD_BYTES: Final = 5 + 16 * 1024 + 1 + 16
 """A record of 16 KiB on the wire (RFC 8446, section 5.2): header, bytes, their type, and the tag of AES-GCM or
 ChaCha20-Poly1305. Nearly all records of a chunk are such."""
 
+SENT_BYTES: Final = 512 * 1024
+"""Bytes encrypted in one go and given to the socket with one call."""
+
+_NOTHING: Final = memoryview(b"")
+
 
 class BufferedTls:
-    """The dialling end of a TLS connection that mostly receives. Not blocking: raises what `ssl.SSLSocket` raises.
+    """One end of a TLS connection. Not blocking: raises what `ssl.SSLSocket` raises.
 
     Args:
         sock: connected, not blocking.
-        context: of the session.
-        server_name: what to send as SNI.
+        context: of the session, or of the listener.
+        server_name: what the dialling end sends as SNI; ``None`` at the end that was dialled.
+
+    Attributes:
+        tls: what OpenSSL makes of it; callbacks of the context know the connection by it.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
         self._socket = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self.tls: Final = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+        )
         self._piece = memoryview(bytearray(PIECE_BYTES))
-        self._unsent = memoryview(b"")
+        self._unsent = _NOTHING
         self._accepted = 0
 
     def fileno(self) -> int:
@@ -46,13 +57,13 @@ class BufferedTls:
     def getpeercert(self, binary_form: bool) -> bytes | None:
         """The certificate the peer has shown, as DER."""
         assert binary_form  # noqa: S101 - all that is asked for
-        return self._tls.getpeercert(binary_form=True)
+        return self.tls.getpeercert(binary_form=True)
 
     def do_handshake(self) -> None:
         """Go on with the handshake; to be called again when there is more to read or room to write."""
         while True:
             try:
-                self._tls.do_handshake()
+                self.tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
                 if not self._refill():
@@ -73,7 +84,7 @@ class BufferedTls:
         """
         while True:
             try:
-                return self._tls.read(n_bytes)
+                return self.tls.read(n_bytes)
             except ssl.SSLWantReadError:
                 if not self._refill():
                     raise
@@ -86,13 +97,13 @@ class BufferedTls:
                 for nothing yet.
             OSError: the connection broke.
         """
-        read, size, filled = cast("Callable[[int, memoryview], int]", self._tls.read), len(view), 0
+        read, size, filled = cast("Callable[[int, memoryview], int]", self.tls.read), len(view), 0
         try:
             while filled < enough_bytes:
                 # Asking OpenSSL for a record that is not whole costs as much as decrypting one: what is certainly whole
                 # is asked for, and only when the socket gives nothing more, what may be.
                 n_whole = self._incoming.pending // FULL_RECORD_BYTES
-                if not n_whole and not self._tls.pending() and self._refill():
+                if not n_whole and not self.tls.pending() and self._refill():
                     continue
                 for _ in range(n_whole or 1):
                     received = read(size, view[filled:])
@@ -133,21 +144,21 @@ class BufferedTls:
         """
         self._flush()
         if not self._accepted:
-            self._accepted = self._tls.write(data)
+            # A rest that is not worth a call of its own goes along.
+            self._accepted = self.tls.write(data if len(data) < 3 * SENT_BYTES // 2 else data[:SENT_BYTES])
             self._flush()
         accepted, self._accepted = self._accepted, 0
         return accepted
 
     def _flush(self) -> None:
-        while True:
+        while self._unsent or self._outgoing.pending:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())
-            if not self._unsent:
-                return
             try:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+                sent = self._socket.send(self._unsent)
             except BlockingIOError as error:
                 raise ssl.SSLWantWriteError(ssl.SSL_ERROR_WANT_WRITE, "the socket takes nothing now") from error
+            self._unsent = self._unsent[sent:] or _NOTHING
 
     def close(self) -> None:
         """Close the socket."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from kvnet.network.bulk.certificates import SessionCertificate
 
-FindContext = Callable[[ssl.SSLSocket, str], ssl.SSLContext | None]
+FindContext = Callable[[ssl.SSLObject, str], ssl.SSLContext | None]
 """The context of the session that this name stands for; ``None`` for a name that nobody was told."""
 
 
@@ -38,7 +38,7 @@ def listening_context(find: FindContext) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_SERVER)
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int | None:
-        chosen = find(connection, name) if name is not None and isinstance(connection, ssl.SSLSocket) else None
+        chosen = find(connection, name) if name is not None and isinstance(connection, ssl.SSLObject) else None
         if chosen is None:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
         connection.context = chosen

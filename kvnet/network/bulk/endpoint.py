@@ -118,7 +118,7 @@ class BulkEndpoint:
         self.cipher = cipher
         self._bound: list[BoundSocket] = []
         self._expected: OrderedDict[bytes, _Expected] = OrderedDict()
-        self._chosen: WeakKeyDictionary[ssl.SSLSocket, _Expected] = WeakKeyDictionary()
+        self._chosen: WeakKeyDictionary[ssl.SSLObject, _Expected] = WeakKeyDictionary()
         self._pending: OrderedDict[trio.CancelScope, None] = OrderedDict()
         self._context = listening_context(self._choose)
         self.refused = 0
@@ -203,7 +203,7 @@ class BulkEndpoint:
             return await self._shake_hands_plainly(raw)
         secured = await secure(raw, self._context, self._pin_of_chosen)
         try:
-            expected = self._claim(self._chosen[secured].session.name)
+            expected = self._claim(self._chosen[secured.tls].session.name)
         except NetworkError:
             secured.close()
             raise
@@ -227,7 +227,7 @@ class BulkEndpoint:
             raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
         return Link(raw), claimed
 
-    def _choose(self, connection: ssl.SSLSocket, name: str) -> ssl.SSLContext | None:
+    def _choose(self, connection: ssl.SSLObject, name: str) -> ssl.SSLContext | None:
         try:
             expected = self._find(bytes.fromhex(name), CIPHER_TLS)
         except ValueError:
@@ -237,7 +237,7 @@ class BulkEndpoint:
         self._chosen[connection] = expected
         return expected.context
 
-    def _pin_of_chosen(self, connection: ssl.SSLSocket) -> bytes | None:
+    def _pin_of_chosen(self, connection: ssl.SSLObject) -> bytes | None:
         chosen = self._chosen.get(connection)
         return None if chosen is None else chosen.session.pin
 
@@ -292,9 +292,7 @@ class BulkEndpoint:
 
     # --- dialling ---
 
-    async def dial(
-        self, session: BulkSession, hosts: Sequence[str], port: int, *, timeout_s: float, receives: bool = True
-    ) -> Link:
+    async def dial(self, session: BulkSession, hosts: Sequence[str], port: int, *, timeout_s: float) -> Link:
         """Connect to the peer at whichever of its addresses answers first.
 
         Args:
@@ -302,7 +300,6 @@ class BulkEndpoint:
             hosts: its addresses.
             port: its port.
             timeout_s: for all of it.
-            receives: whether chunks will come over it, and not go.
 
         Raises:
             PeerUnreachableError: none answers in time; the first reason is in the message.
@@ -316,7 +313,7 @@ class BulkEndpoint:
                 raw = await _connect_first(list(dict.fromkeys(hosts))[:MAX_DIALLED], port)
                 try:
                     with trio.fail_after(HANDSHAKE_S):
-                        return await _introduce(raw, session, receives=receives)
+                        return await _introduce(raw, session)
                 except BaseException:
                     raw.close()
                     raise
@@ -341,10 +338,10 @@ def _context_for(session: BulkSession, *, listens: bool) -> ssl.SSLContext:
         raise NetworkError("expected a certificate from the peer, found something else") from error
 
 
-async def _introduce(raw: socket.socket, session: BulkSession, *, receives: bool) -> Link:
+async def _introduce(raw: socket.socket, session: BulkSession) -> Link:
     if session.cipher != CIPHER_NONE:
         context = _context_for(session, listens=False)
-        return Link(await secure_dialled(raw, context, session.pin, session.server_name, receives=receives))
+        return Link(await secure_dialled(raw, context, session.pin, session.server_name))
     sock = trio.socket.from_stdlib_socket(raw)
     expected = GREETING + plain_proof(session.name, session.peer_certificate, session.own.der)
     try:

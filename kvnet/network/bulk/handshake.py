@@ -24,11 +24,7 @@ PLAIN_SIZE_BYTES: Final = 16 + 32
 _PLAIN_CONTEXT: Final = b"kvnet-bulk-plain-1"
 
 
-TlsConnection = ssl.SSLSocket | BufferedTls
-"""Both raise `ssl.SSLWantReadError` and `ssl.SSLWantWriteError` when they can do nothing now."""
-
-
-async def _step(sock: TlsConnection, call: Callable[[], None]) -> None:
+async def _step(sock: BufferedTls, call: Callable[[], None]) -> None:
     while True:
         try:
             call()
@@ -39,7 +35,7 @@ async def _step(sock: TlsConnection, call: Callable[[], None]) -> None:
             await trio.lowlevel.wait_writable(sock.fileno())
 
 
-def require_pin(sock: TlsConnection, pin: bytes) -> None:
+def require_pin(sock: BufferedTls, pin: bytes) -> None:
     """Compare the certificate that the peer has shown.
 
     Raises:
@@ -51,8 +47,8 @@ def require_pin(sock: TlsConnection, pin: bytes) -> None:
 
 
 async def secure(
-    sock: socket.socket, context: ssl.SSLContext, pin_for: Callable[[ssl.SSLSocket], bytes | None]
-) -> ssl.SSLSocket:
+    sock: socket.socket, context: ssl.SSLContext, pin_for: Callable[[ssl.SSLObject], bytes | None]
+) -> BufferedTls:
     """Do the TLS handshake of a peer that has dialled. The caller limits its time, and closes `sock` when this fails.
 
     Args:
@@ -64,14 +60,12 @@ async def secure(
         PeerRefusedError: the peer refuses us, or is not the one that was agreed on.
         NetworkError: the connection broke.
     """
-    wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False)
-    await _establish(wrapped, lambda: pin_for(wrapped), listens=True)
+    wrapped = BufferedTls(sock, context, None)
+    await _establish(wrapped, lambda: pin_for(wrapped.tls), listens=True)
     return wrapped
 
 
-async def secure_dialled(
-    sock: socket.socket, context: ssl.SSLContext, pin: bytes, name: str, *, receives: bool
-) -> TlsConnection:
+async def secure_dialled(sock: socket.socket, context: ssl.SSLContext, pin: bytes, name: str) -> BufferedTls:
     """Do the TLS handshake with a peer that was dialled; otherwise as `secure`.
 
     Args:
@@ -79,20 +73,13 @@ async def secure_dialled(
         context: of the session.
         pin: of the peer.
         name: what to send as SNI.
-        receives: whether chunks will come over it, and not go.
     """
-    wrapped: TlsConnection
-    if receives:
-        wrapped = BufferedTls(sock, context, name)
-    else:
-        wrapped = context.wrap_socket(
-            sock, do_handshake_on_connect=False, suppress_ragged_eofs=False, server_hostname=name
-        )
+    wrapped = BufferedTls(sock, context, name)
     await _establish(wrapped, lambda: pin, listens=False)
     return wrapped
 
 
-async def _establish(wrapped: TlsConnection, find_pin: Callable[[], bytes | None], *, listens: bool) -> None:
+async def _establish(wrapped: BufferedTls, find_pin: Callable[[], bytes | None], *, listens: bool) -> None:
     try:
         await _step(wrapped, wrapped.do_handshake)
         pin = find_pin()
@@ -109,7 +96,7 @@ async def _establish(wrapped: TlsConnection, find_pin: Callable[[], bytes | None
         raise
 
 
-async def _greet(sock: TlsConnection, listens: bool) -> None:
+async def _greet(sock: BufferedTls, listens: bool) -> None:
     if listens:
         await _step(sock, lambda: _require_whole(sock.send(GREETING)))
         return

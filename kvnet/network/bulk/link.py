@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import trio
 
@@ -50,7 +50,7 @@ class Link:
 
     def __init__(self, sock: socket.socket | BufferedTls) -> None:
         self._socket = sock
-        self._receive = sock.receive_some if isinstance(sock, BufferedTls) else partial(_receive_some, _reading(sock))
+        self._receive = sock.receive_some if isinstance(sock, BufferedTls) else partial(_receive_plain, sock)
         self._woken, self._waker = os.pipe()
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
@@ -238,24 +238,18 @@ def _nothing() -> None:
     pass
 
 
-def _reading(sock: socket.socket) -> Callable[[int, memoryview], int]:
-    """What receives at most so many bytes into a buffer."""
-    if isinstance(sock, ssl.SSLSocket):
-        return cast("Callable[[int, memoryview], int]", sock.read)
-    return lambda n_bytes, view: sock.recv_into(view, n_bytes)
-
-
-def _receive_some(read: Callable[[int, memoryview], int], view: memoryview, enough_bytes: int) -> int:
-    """As `BufferedTls.receive_some`. TLS gives out one record, at most 16 KiB, at a time."""
-    size, filled = len(view), 0
+def _receive_plain(sock: socket.socket, view: memoryview, enough_bytes: int) -> int:
+    """As `BufferedTls.receive_some`, of a connection without encryption."""
+    filled = 0
     try:
-        while filled < enough_bytes and (received := read(size - filled, view[filled:])):
+        while filled < enough_bytes and (received := sock.recv_into(view[filled:])):
             filled += received
     except OSError:
         if not filled:
             raise
-    if not filled:
-        raise NetworkError("expected more bytes, the peer ended the connection")
+    else:
+        if not filled:
+            raise NetworkError("expected more bytes, the peer ended the connection")
     return filled
 
 
