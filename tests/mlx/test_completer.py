@@ -68,7 +68,7 @@ async def bench(engine: EngineClient, tmp_path: Path, nursery: trio.Nursery) -> 
     used: list[Finished] = []
     completer = Completer(PrefixReuse(store, lane, who, None), speeds=FixedSpeeds(), keeper=keeper, used=used.append)
     yield Bench(engine, store, keeper, completer, used)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         await completer.drain()
     store.close()
 

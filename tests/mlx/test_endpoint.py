@@ -212,13 +212,13 @@ async def test_leaving_in_mid_stream_stops_the_work_and_the_next_request_is_answ
             if isinstance(event, CompletionBody):
                 break
     # What the stopped answer leaves in RAM tells that it stopped, and how far it came.
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while not (await engine.live()).n_caches:  # noqa: ASYNC110 - the engine tells nobody of what it keeps
             await trio.sleep(0.01)
     again = await complete(engine, {"messages": TALKS["question"], "max_tokens": 4}, live=True)
     assert again.started.live_tokens == len(prompt.tokens) - 1
     held = (await engine.live()).size_bytes
-    assert held < 1500 * engine.info.kv_bytes_per_token
+    assert held < 2500 * engine.info.kv_bytes_per_token
 
 
 @pytest.fixture

@@ -65,11 +65,11 @@ async def test_two_models_share_the_memory_and_each_answers_as_alone(
         with pytest.raises(CrowdedError, match="other models in memory leave"):
             async with engines.use("one") as one:
                 await complete(one, talk(room_tokens - 400), live=True)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while engines.loaded() != ["one"]:  # noqa: ASYNC110 - nobody is told when an unused engine is gone
                 await trio.sleep(0.01)
         async with engines.use("one") as one:
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 while engines._loaded[one.info.path].held_bytes < BUDGET_BYTES:  # noqa: ASYNC110 - as above
                     await trio.sleep(0.01)
             assert told((await complete(one, talk(room_tokens - 400), live=True)).body) == told(long.body)

@@ -170,7 +170,7 @@ async def talk(engine: Engine, n_tokens: int) -> Completed:
 
 
 async def until_all_may_use(engines: EngineShelf, expected: list[int]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while [each.held_bytes for each in engines._loaded.values()] != expected:
             await trio.lowlevel.checkpoint()
 

@@ -290,7 +290,7 @@ class CountingFiles(OsFiles):
 
     def wait_for(self, n_syncs: int) -> None:
         with self.happened:
-            assert self.happened.wait_for(lambda: len(self.synced) >= n_syncs, timeout=10)
+            assert self.happened.wait_for(lambda: len(self.synced) >= n_syncs, timeout=60)
 
 
 def test_data_is_synced_before_its_journal_after_so_many_bytes() -> None:
