@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -147,8 +147,11 @@ class Database:
         self._db.close()
 
     def checkpoint(self) -> None:
-        """Move what was committed into the database file, and empty the log beside it."""
-        with self._translated():
+        """Move what was committed into the database file, and empty the log beside it.
+
+        On a full disk it stays where it is, which is as good: what was committed is read from there.
+        """
+        with suppress(StoreFullError), self._translated():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def log_bytes(self) -> int:

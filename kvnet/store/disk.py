@@ -302,6 +302,7 @@ class DiskStore(BasicStore):
     def pin(self, artifact: ArtifactHash) -> None:
         """See the interface."""
         with self._lock:
+            self._collector.removing.wait_until_settled(artifact)
             self._require_row(artifact)
             with storage_errors("pinning"):
                 marker = self._paths.pins / artifact_text(artifact)

@@ -83,6 +83,14 @@ class Index(Database):
         query = "SELECT id, name, artifact, size_bytes, mtime_ns FROM packs WHERE artifact = ?"
         return [PackRow(*row) for row in self._rows(query, (artifact,))]
 
+    def packs_of_none_but(self, row: ArtifactRow) -> list[PackRow]:
+        """The packs of an artifact of which no other one uses anything."""
+        query = (
+            "SELECT id, name, artifact, size_bytes, mtime_ns FROM packs p WHERE p.artifact = ? AND NOT EXISTS "
+            "(SELECT 1 FROM chunks c JOIN refs r ON r.hash = c.hash WHERE c.pack = p.id AND r.artifact <> ?)"
+        )
+        return [PackRow(*found) for found in self._rows(query, (row.hash, row.id))]
+
     def pack_bytes(self) -> int:
         """Bytes of all packs."""
         return int(self._row("SELECT coalesce(sum(size_bytes), 0) FROM packs")[0])

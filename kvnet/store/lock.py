@@ -77,7 +77,11 @@ class DataDirLock:
             os.close(handle)
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise self._locked() from None
-            raise StoreError(f"the lock in {self._directory} cannot be taken: {error.strerror}") from error
+            raise StoreError(
+                f"the lock in {self._directory} cannot be taken: {error.strerror}",
+                hint="Some network drives know no locks: name a folder on a disk of this machine with --data-dir; "
+                "`store` in it may be a link to another drive.",
+            ) from error
 
     def record_control_socket(self, path: Path | str) -> None:
         """Let others find the control socket of the process that holds this lock.

@@ -1,9 +1,11 @@
 """What an open store consists of. Opening it is recovering it, and a store that was away is opened again as a whole."""
 
 import logging
+import os
 import sqlite3
 from contextlib import suppress
 
+from kvnet.errors import StoreError
 from kvnet.store.database import IndexUnreadableError
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import Index
@@ -54,6 +56,7 @@ class Parts:
             for folder in self.paths.folders():
                 self.files.make_directory(folder)
             remove_temporary_files(self.files, self.paths)
+        self._check_writable()
         index = Index.open(self.paths.index)
         try:
             with storage_errors(what):
@@ -72,6 +75,14 @@ class Parts:
             index.close()
             raise
         self.index, self.problems, self.partials, self.space = index, problems, partials, space
+
+    def _check_writable(self) -> None:
+        """Say so here: what SQLite says of a drive that is locked or mounted for reading alone helps nobody."""
+        if not os.access(self.paths.temporary, os.W_OK | os.X_OK):
+            raise StoreError(
+                f"expected a folder that can be written, found {self.paths.root}, which can only be read",
+                hint="Unlock its drive, or give yourself the right to write; --data-dir names another folder.",
+            )
 
     def _reconciled(self, index: Index) -> tuple[Problem, ...]:
         """Make the index say what the files say; one that contradicts itself is thrown away first."""

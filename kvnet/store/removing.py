@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kvnet.errors import StoreError
+from kvnet.errors import StoreError, StoreFullError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, Index, PackRow
@@ -66,8 +66,9 @@ class Removing:
                 self._may_come_back.discard(artifact)
                 with self._gate:
                     row = self._parts.index.artifact(artifact)
-                    if row is not None:
-                        self._unlist(row)
+                    listed = row is not None and not self._unlisted(row)
+                if row is not None and listed:
+                    self._unlist_on_a_full_disk(row)
                 with storage_errors("removing an artifact"):
                     self._files.unlink(self._paths.pins / marker.name)
                 return self.collect()
@@ -89,12 +90,15 @@ class Removing:
                 row = self._parts.index.artifact(artifact)
                 if row is None or row.pinned or spare(row):
                     return False
-                self._unlist(row)
+                listed = not self._unlisted(row)
                 self._in_flux.add(artifact)
                 self._may_come_back.add(artifact)
-                self._parts.space.evicted.append(artifact)
-                stays = any(self._parts.space.needed(pack) for pack in self._parts.index.packs_of(artifact))
             try:
+                if listed:
+                    self._unlist_on_a_full_disk(row)
+                with self._gate:
+                    self._parts.space.evicted.append(artifact)
+                    stays = any(self._parts.space.needed(pack) for pack in self._parts.index.packs_of(artifact))
                 if stays:
                     # Or the next opening would list it again, with what others need of its pack.
                     self._mark(artifact)
@@ -106,6 +110,32 @@ class Removing:
     def _unlist(self, row: ArtifactRow) -> None:
         with self._parts.index.transaction():
             self._parts.index.drop_artifact(row.id)
+
+    def _unlisted(self, row: ArtifactRow) -> bool:
+        """Have the index list an artifact no longer; False when the disk has no room even for that."""
+        try:
+            self._unlist(row)
+        except StoreFullError:
+            return False
+        return True
+
+    def _unlist_on_a_full_disk(self, row: ArtifactRow) -> None:
+        """Make room for the index with what is to go anyway: the packs that nothing else uses.
+
+        When this fails or is interrupted, the next opening finds the packs gone and lists the artifact no longer.
+        """
+        with self._gate:
+            leased = {chunk for chunks in self._parts.space.leases.values() for chunk in chunks}
+            own = [
+                pack
+                for pack in self._parts.index.packs_of_none_but(row)
+                if leased.isdisjoint(chunk.hash for chunk in self._parts.index.chunks_of_pack(pack.id))
+            ]
+        with storage_errors("removing a pack"):
+            for pack in own:
+                self._files.unlink(self._paths.pack(pack.name))
+        with self._gate:
+            self._unlist(row)
 
     def _mark(self, artifact: ArtifactHash) -> None:
         marker = self._paths.removed / artifact_text(artifact)
