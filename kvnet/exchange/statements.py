@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from kvnet.exchange.node import ExchangeNode
 
-__all__ = ["Callback", "Heard", "RamKeep", "Source", "StatementKeep", "Statements"]
+__all__ = ["Callback", "Heard", "RamKeep", "Saying", "Source", "StatementKeep", "Statements"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,22 @@ class Heard:
     statement: SignedStatement
     namespace: Namespace | None
     session: PeerSession | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A statement to be said.
+
+    Attributes:
+        make_body: gets the sequence and the time of issue (seconds since 1970) and returns the body; called again when
+            the sequence was too low.
+        namespaces: where to tell a statement that names no namespace itself; None for all of this node's.
+        key: one of this node's; None for the signing key.
+    """
+
+    make_body: Callable[[int, int], AnyStatement]
+    namespaces: Sequence[Namespace] | None = None
+    key: PublisherKey | None = None
 
 
 Callback = Callable[[Heard], None]
@@ -172,23 +188,42 @@ class Statements:
         Raises:
             StoreError: there are too many of its kind already.
         """
-        statement = self._sign(make_body, key or self._identity.signing_key())
-        named = getattr(statement.body, "namespace", None)
+        return (await self.say_all([Saying(make_body, namespaces, key)]))[0]
+
+    async def say_all(self, sayings: Iterable[Saying]) -> list[SignedStatement]:
+        """As `say` for several statements, which are all on disk or none, whenever the process ends.
+
+        Raises:
+            StoreError: there are too many of a kind already; those before it are said.
+        """
+        said: list[SignedStatement] = []
+        try:
+            for each in sayings:
+                said.append(self._taken(each))  # noqa: PERF401 - those before one that fails are said
+        finally:
+            await self._write()
+            for statement in said:
+                if statement.kind is not StatementType.INVITATION:
+                    self._publish(Heard(statement, self._named(statement.body), None))
+                    self._tell_on(statement, None)
+        return said
+
+    def _taken(self, saying: Saying) -> SignedStatement:
+        """A statement of this node's, signed; it counts here from now on."""
+        statement = self._sign(saying.make_body, saying.key or self._identity.signing_key())
         if statement.kind is StatementType.INVITATION:
             return statement
         if statement.kind in NOT_KEPT:
             self._ranks.take(statement)
         else:
-            told_in = self._identity.namespaces() if namespaces is None else namespaces
+            named = getattr(statement.body, "namespace", None)
+            told_in = self._identity.namespaces() if saying.namespaces is None else saying.namespaces
             scopes = [NamespaceId(named)] if named is not None else [each.id for each in told_in]
             if self._take(statement, frozenset(scopes), self._identity.policy()) is Verdict.FULL:
                 raise StoreError(
                     f"expected room for one more {statement.kind.value} of this node, found too many of them",
                     hint="members keep so many of one key: `kvnet key rotate` makes a new one",
                 )
-            await self._write()
-        self._publish(Heard(statement, self._named(statement.body), None))
-        self._tell_on(statement, None)
         return statement
 
     def take(

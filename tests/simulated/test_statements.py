@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from kvnet.errors import StoreError
 from kvnet.exchange.lane import InlineLane
-from kvnet.exchange.statements import Heard, RamKeep, Statements
+from kvnet.exchange.statements import Heard, RamKeep, Saying, Statements
 from kvnet.format.hashes import blake3_hash
 from kvnet.network.memory import World
 from kvnet.protocol.gossip import GossipLimits
@@ -373,3 +373,36 @@ async def test_records_that_tell_of_missing_revocations_have_nothing_worked_out_
         standing = statements.applied(who.policy()).standing
         assert standing.is_withheld(signer.public, MINE.id)
         assert standing.artifacts is before.artifacts
+
+
+class NotingKeep(RamKeep):
+    """Notes how much is written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[int] = []
+
+    def write(self, rows: Sequence[Row], gone: Sequence[PlaceKey]) -> None:
+        self.written.append(len(rows))
+        super().write(rows, gone)
+
+
+async def test_what_is_said_together_is_on_disk_together_and_told(autojump_clock: MockClock) -> None:
+    keep = NotingKeep()
+    statements = statements_of("a", keep)
+    heard: list[Heard] = []
+    statements.subscribe(StatementType.TAG, heard.append)
+    said = await statements.say_all([Saying(tag(number, name=f"p{number}")) for number in (1, 2, 3)])
+    assert keep.written == [3]
+    assert [each.statement for each in heard] == said
+
+
+async def test_of_what_is_said_together_all_before_one_that_finds_no_room_is_kept(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statement_book, "MAX_NOTES_OF_SIGNER", 2)
+    keep = NotingKeep()
+    statements = statements_of("a", keep)
+    with pytest.raises(StoreError):
+        await statements.say_all([Saying(tag(number, name=f"p{number}")) for number in (1, 2, 3)])
+    assert (keep.written, len(statements.all(StatementType.TAG))) == ([2], 2)

@@ -28,7 +28,8 @@ async def remove_everywhere(services: Services, meant: NamedVersion | ArtifactHa
     rosters = services.memberships.rosters
     roster = rosters.roster(mine.id)
     key = (rosters.own_key(roster) if roster is not None else None) or services.identity.signing_key()
-    for artifact in artifacts:
+    # What the name means last: whoever is killed in between has the name, and says the same once more.
+    for artifact in reversed(artifacts):
         body = Removal(sequence=0, issued=0, expires=0, namespace=mine.id, artifact=artifact)
         await rosters.say(mine, key, body)
     result = await services.lane.run(_remove_here, services, artifacts)

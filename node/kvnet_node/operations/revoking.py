@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvnet.errors import TrustError, UsageError
+from kvnet.exchange.statements import Saying
 from kvnet.format.hashes import artifact_text
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
@@ -43,6 +44,16 @@ class _Saying:
     key: PublisherKey
     namespaces: tuple[Namespace, ...]
 
+    def of(self, reason: str) -> Saying:
+        """The statement, with a reason."""
+
+        def body(sequence: int, issued: int) -> Revocation:
+            return Revocation(
+                sequence=sequence, issued=issued, expires=0, kind=self.kind, target=self.target, reason=reason
+            )
+
+        return Saying(body, self.namespaces, self.key)
+
 
 async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeResult:
     """Have an artifact, or a key with all it signed, used and served no more."""
@@ -61,8 +72,7 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
     scopes = list(dict.fromkeys(namespace for saying in sayings for namespace in saying.namespaces))
     before, told = await _usable(services), services.statements.listeners(scopes)
     if not request.dry_run:
-        for saying in sayings:
-            await _say(services, saying, request.reason)
+        await services.statements.say_all([saying.of(request.reason) for saying in sayings])
     seats = await _seats(services, sayings[0].target if kind == "publisher" else b"", dry_run=request.dry_run)
     after = await _usable(services)
     return r.RevokeResult(
@@ -105,16 +115,6 @@ async def _seats(services: Services, publisher: bytes, *, dry_run: bool) -> _Sea
         roster = memberships.rosters.roster(namespace.id)
         away += asleep(services, roster, here[namespace.id]) if roster is not None else []
     return _Seats([each.name for each in removed], [seat.why_not for seat in left], list(dict.fromkeys(away)))
-
-
-async def _say(services: Services, saying: _Saying, reason: str) -> None:
-    await services.statements.say(
-        lambda sequence, issued: Revocation(
-            sequence=sequence, issued=issued, expires=0, kind=saying.kind, target=saying.target, reason=reason
-        ),
-        namespaces=saying.namespaces,
-        key=saying.key,
-    )
 
 
 async def _usable(services: Services) -> list[ArtifactRecord]:
