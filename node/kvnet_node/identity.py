@@ -270,10 +270,10 @@ class NodeIdentity:
         """
         matching = [entry for entry in self._trusted if publisher_or_label in {entry.publisher, entry.label} - {""}]
         if len(matching) != 1:
-            found = f"{len(matching)} publishers" if matching else "none"
+            several = f"{len(matching)}: {', '.join(entry.publisher for entry in matching)}"
             raise UsageError(
-                f"expected one trusted publisher named {publisher_or_label!r}, found {found}",
-                hint="kvnet key list shows them",
+                f"expected one trusted publisher named {publisher_or_label!r}, found {several if matching else 'none'}",
+                hint="name one of them by its publisher id" if matching else "kvnet key list shows them",
             )
         self._write_trusted([entry for entry in self._trusted if entry is not matching[0]])
         return matching[0].publisher

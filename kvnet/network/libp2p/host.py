@@ -191,10 +191,10 @@ class LibP2PNetwork:
             with trio.fail_after(timeout_s):
                 await swarm_of(host).dial_addr(target, ID(peer))
         except trio.TooSlowError as error:
-            self._failures.note_failure(address, trio.current_time())
+            self._note_failure(peer, address)
             raise PeerUnreachableError(f"expected an answer at {address} within {timeout_s:g} s, found none") from error
         except FOREIGN as error:
-            self._failures.note_failure(address, trio.current_time())
+            self._note_failure(peer, address)
             raise translate_dial(error, address) from error
         self._failures.note_success(address)
         swarm_of(host).unblock_peer(ID(peer))
@@ -204,6 +204,11 @@ class LibP2PNetwork:
                 del self._link_local[next(iter(self._link_local))]
         else:
             host.get_peerstore().add_addrs(ID(peer), [target], ADDRESS_TTL_S)
+
+    def _note_failure(self, peer: PeerId, address: str) -> None:
+        self._failures.note_failure(address, trio.current_time())
+        if self._link_local.get(peer) == address:
+            del self._link_local[peer]
 
     async def _enter_dht(self, peer: PeerId) -> None:
         if self._providers is not None:
