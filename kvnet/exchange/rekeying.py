@@ -160,12 +160,15 @@ class Rekeyer:
                 return secret
         return None
 
-    async def remove(self, namespace: NamespaceId, publishers: Collection[bytes]) -> SignedStatement:
+    async def remove(
+        self, namespace: NamespaceId, publishers: Collection[bytes], *, guests: Collection[bytes] = ()
+    ) -> SignedStatement:
         """Remove members: a new lookup secret, sealed for everybody else. It counts here when this returns.
 
         Args:
             namespace: its id.
             publishers: publisher ids; members of this namespace.
+            guests: members whom those have let in and nobody vouches for: they need a new invitation.
 
         Raises:
             TrustError: this node may not remove them.
@@ -192,14 +195,20 @@ class Rekeyer:
                 hint="make a new swarm and invite those who stay",
             )
         async with self._working:
-            said = await self._say(scope, roster, key, self._random(SECRET_SIZE_BYTES), publishers)
+            said = await self._say(scope, roster, key, self._random(SECRET_SIZE_BYTES), publishers, guests)
         await self.follow()
         return said
 
     async def _say(
-        self, scope: Scope, roster: Roster, key: PublisherKey, secret: bytes, removed: Collection[bytes]
+        self,
+        scope: Scope,
+        roster: Roster,
+        key: PublisherKey,
+        secret: bytes,
+        removed: Collection[bytes],
+        guests: Collection[bytes] = (),
     ) -> SignedStatement:
-        stay = [each for each in roster.members if each not in removed]
+        stay = [each for each in roster.members if each not in removed and each not in guests]
         boxes = [(each, seal_for(each, secret, self._random(EPHEMERAL_SIZE_BYTES))) for each in stay]
         out = sorted({*roster.removed, *removed})
         body = Rekey(

@@ -13,7 +13,7 @@ for everybody it seals the new secret for, and is what the new secret comes from
 All nodes that know the same statements have the same roster, in whatever order those came. See ``docs/protocol.md``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -103,6 +103,18 @@ class Roster:
             return RekeyNeeded.FRESH
         return RekeyNeeded.MORE if self.unsealed else RekeyNeeded.NOTHING
 
+    def guests_of(self, publishers: Collection[bytes]) -> frozenset[bytes]:
+        """Members that these have let in, and whom those have let in, and so on.
+
+        Args:
+            publishers: publisher ids; they are not among what is returned.
+        """
+        led, before = set(publishers), set[bytes]()
+        while led != before:
+            before = set(led)
+            led |= {who for who in self.members if any(by.signer in led for by in _chain(self.members, who))}
+        return frozenset(led - set(publishers))
+
     def proof_of(self, member: bytes) -> list[SignedStatement]:
         """The statements that make somebody a member, to show to whoever knows the founder's key alone.
 
@@ -160,6 +172,7 @@ class _State:
         self._vouched: dict[bytes, SignedStatement] = {}
         self.banned: dict[bytes, int] = {}
         self._in_order = sorted(memberships, key=_order)
+        self._members: dict[bytes, Member] | None = None
         self._said: dict[bytes, list[SignedStatement]] = {}
         for statement in self._in_order:
             self._said.setdefault(statement.signer, []).append(statement)
@@ -167,21 +180,28 @@ class _State:
 
     def apply(self, statement: SignedStatement, *, may: bool) -> bool:
         """Let a rekeying count; whether it does."""
-        members = self.members()
-        if not may or statement.signer not in members:
+        if not may or statement.signer not in (members := self.members()):
             return False
         self.grounds += [*_chain(members, statement.signer), statement]
         body = _rekey(statement)
         for who in body.removed:
-            if who != self._founder:
-                self.banned[who] = max(body.sequence, self.banned.get(who, 0))
+            if who != self._founder and body.sequence > self.banned.get(who, -1):
+                self.banned[who] = body.sequence
                 self._vouched.pop(who, None)
+                self._members = None
         for each in body.sealed:
-            if each.member not in self.banned:
-                self._vouched.setdefault(each.member, statement)
+            if each.member not in self.banned and each.member not in self._vouched:
+                self._vouched[each.member] = statement
+                self._members = None
         return True
 
     def members(self) -> dict[bytes, Member]:
+        """Who is in at this point; worked out anew only when a rekeying has changed something."""
+        if self._members is None:
+            self._members = self._worked_out()
+        return self._members
+
+    def _worked_out(self) -> dict[bytes, Member]:
         """Whoever the founder, the vouched for and memberships lead to; at most `MAX_MEMBERS`.
 
         Whoever is nearer to the founder comes in first, then of each signer the first it has let in, and so on: so a
@@ -189,22 +209,22 @@ class _State:
         """
         found = {self._founder: Member(self._founder, "founder")}
         for who, by in self._vouched.items():
-            found.setdefault(who, Member(who, DEVICE, invited_by=by.signer, since_s=by.body.issued, by=by))
+            if who in found or len(found) < MAX_MEMBERS:
+                found.setdefault(who, Member(who, DEVICE, invited_by=by.signer, since_s=by.body.issued, by=by))
         waiting = [entry for who in found for entry in self._let_in_by(who, 1)]
         heapify(waiting)
         while waiting:
             (depth, *_), statement = heappop(waiting)
+            known = found.get(_subject(statement))
+            # First what costs least: a bad member may say much of those who are in already, or have no room any more.
+            if not (_says_more(known, statement) if known is not None else len(found) < MAX_MEMBERS):
+                continue
             entering = self._entering(statement)
             if entering is None:
                 continue
-            known = found.get(entering.publisher)
-            if known is not None:
-                if _says_more(known, entering):
-                    found[entering.publisher] = entering
-            elif len(found) < MAX_MEMBERS:
-                found[entering.publisher] = entering
-                for entry in self._let_in_by(entering.publisher, depth + 1):
-                    heappush(waiting, entry)
+            found[entering.publisher] = entering
+            for entry in self._let_in_by(entering.publisher, depth + 1) if known is None else ():
+                heappush(waiting, entry)
         return self._named(found)
 
     def _let_in_by(self, who: bytes, depth: int) -> list[tuple[tuple[int, int, int, bytes], SignedStatement]]:
@@ -229,14 +249,14 @@ class _State:
                 if old is not None and new is not None and (new.by is statement or _only_vouched_for(new)):
                     found[body.new] = _named_as(new, old)
                 continue
-            said = _member(statement)
-            known = found.get(said.publisher)
+            who = _subject(statement)
+            known = found.get(who)
             if known is None:
                 continue
-            if said.publisher == statement.signer:
-                found[said.publisher] = _named_as(known, said, role=known.role)
+            if who == statement.signer:
+                found[who] = _named_as(known, _member(statement), role=known.role)
             elif _only_vouched_for(known):
-                found[said.publisher] = _named_as(known, said)
+                found[who] = _named_as(known, _member(statement))
         return found
 
 
@@ -250,10 +270,10 @@ def _chain(members: Mapping[bytes, Member], member: bytes) -> list[SignedStateme
     return chain[::-1]
 
 
-def _says_more(known: Member, entering: Member) -> bool:
-    """Whether a membership replaces another one: the later word of the same signer. Proofs stay free of circles so."""
-    before, now = known.by, entering.by
-    return before is not None and now is not None and before.signer == now.signer and _order(before) < _order(now)
+def _says_more(known: Member, now: SignedStatement) -> bool:
+    """Whether a statement replaces another one: the later word of the same signer. Proofs stay free of circles so."""
+    before = known.by
+    return before is not None and before.signer == now.signer and _order(before) < _order(now)
 
 
 def _only_vouched_for(member: Member) -> bool:
@@ -265,10 +285,20 @@ def _named_as(member: Member, said: Member, *, role: str = "") -> Member:
     return replace(member, role=role or said.role, label=said.label, peers=said.peers)
 
 
+def _membership(statement: SignedStatement) -> Membership:
+    assert isinstance(statement.body, Membership)  # noqa: S101 - only such are asked about
+    return statement.body
+
+
 def _member(statement: SignedStatement) -> Member:
-    body = statement.body
-    assert isinstance(body, Membership)  # noqa: S101 - only such are asked about
+    body = _membership(statement)
     return Member(body.member, body.role, body.label, body.peers, statement.signer, body.issued, statement)
+
+
+def _subject(statement: SignedStatement) -> bytes:
+    """Whom a membership or a rotation lets in."""
+    body = statement.body
+    return body.new if isinstance(body, KeyRotation) else _membership(statement).member
 
 
 def _order(statement: SignedStatement) -> tuple[int, bytes]:

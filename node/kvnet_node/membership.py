@@ -359,12 +359,13 @@ class Memberships:
             )
         return namespace, roster
 
-    async def remove(self, swarm: str, wanted: str) -> tuple[Namespace, list[Member]]:
+    async def remove(self, swarm: str, wanted: str, *, guests: bool = False) -> tuple[Namespace, list[Member]]:
         """Remove a member, with all keys of its machines.
 
         Args:
             swarm: name of the namespace.
             wanted: label, publisher id or peer id of the member, or the end of an id.
+            guests: whom it has let in, and those in turn, go as well; they may be invited again.
 
         Raises:
             UsageError: no member is called so, or several are.
@@ -382,7 +383,9 @@ class Memberships:
                 "expected another member, found this node itself",
                 hint=f"kvnet leave {swarm}" if swarm != MINE else "run it on another of your machines",
             )
-        await self.rekeyer.remove(namespace.id, [each.publisher for each in gone])
+        let_in = roster.guests_of(keys) if guests else frozenset()
+        own = {key.public for key in self._identity.publisher_keys()}
+        await self.rekeyer.remove(namespace.id, [each.publisher for each in gone], guests=let_in - own)
         return namespace, gone
 
     async def leave(self, swarm: str) -> Namespace:

@@ -62,6 +62,7 @@ async def take_out(
     memberships: Memberships,
     publisher: bytes,
     *,
+    guests: bool = False,
     gone: Callable[[Namespace], None] = lambda _: None,
 ) -> list[Seat]:
     """Remove a publisher, with all keys of its machine, wherever this node may.
@@ -72,6 +73,7 @@ async def take_out(
         identity: of this node.
         memberships: of this node.
         publisher: publisher id.
+        guests: whom its machine has let in goes as well.
         gone: told of each namespace that it was removed from.
 
     Returns:
@@ -86,7 +88,7 @@ async def take_out(
             if any(key.public == publisher for key in identity.publisher_keys()):
                 await memberships.rekeyer.remove(seat.namespace.id, [publisher])
             else:
-                await memberships.remove(seat.namespace.name, publisher_text(publisher))
+                await memberships.remove(seat.namespace.name, publisher_text(publisher), guests=guests)
         except KvnetError as error:
             left.append(Seat(seat.namespace, f"{seat.namespace.name}: {error.message} ({error.hint})"))
         else:

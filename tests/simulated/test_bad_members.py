@@ -250,3 +250,23 @@ async def test_old_key_that_leaked_is_taken_out_alone_and_a_founders_is_said_to_
     # A colleague that is no founder removes nobody.
     [of_others] = seats_of(c.identity, c.memberships, old.public)
     assert "its founder, a, alone can remove it" in of_others.why_not
+
+
+async def test_thief_that_lets_in_keys_of_its_own_goes_with_them_or_they_are_named(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a, b, thief, accomplice = [await start_member(world, nursery, tmp_path, name) for name in ("a", "b", "t", "x")]
+    for guest in (b, thief):
+        await guest.join(await a.invite("mine"))
+    await accomplice.join(await thief.invite("mine"))
+    await met(a, b, thief, accomplice)
+    roster = a.memberships.roster_of("mine")[1]
+    assert roster.guests_of({thief.publisher}) == {accomplice.publisher}
+    assert await take_out(a.identity, a.memberships, thief.publisher, guests=True) == []
+    await met(a, b)
+    assert a.members("mine") == b.members("mine") == {"a", "b"}
+    late = await a.node.add(TOKENS)
+    await b.node.fetch(late.record.hash)
+    for gone in (thief, accomplice):
+        with pytest.raises(KvnetError):
+            await gone.node.fetch(late.record.hash)

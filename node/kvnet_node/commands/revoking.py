@@ -8,7 +8,7 @@ from kvnet_node.operations.requests import RevokeRequest, RevokeResult
 from kvnet_node.output import format_counted
 
 
-def revoke(target: str, /, *, reason: str = "", yes: bool = False, context: Context) -> None:
+def revoke(target: str, /, *, reason: str = "", guests: bool = False, yes: bool = False, context: Context) -> None:
     """Have an artifact or a key used and served no more, by all who believe you. Asks first: there is no way back.
 
     Artifacts: those you have signed, and what was derived from them. Keys: older ones of yours, those of your other
@@ -18,11 +18,12 @@ def revoke(target: str, /, *, reason: str = "", yes: bool = False, context: Cont
     Args:
         target: NAME, NAME@VERSION, a full or short hash; or a publisher, as kvnet key list shows it.
         reason: in a few words; members read it.
+        guests: of a key: remove whom its machine has let in as well, and whom those have.
         yes: do not ask.
     """
     if not yes:
-        _confirm(context, target, reason)
-    result = context.run("revoke", RevokeRequest(target, reason), RevokeResult)
+        _confirm(context, target, reason, guests=guests)
+    result = context.run("revoke", RevokeRequest(target, reason, guests=guests), RevokeResult)
     context.output.result(result, lambda revoked: "\n".join(revoked.targets))
     told = f"told {format_counted(result.told, 'connected member')}; " if result.told else ""
     context.output.message(
@@ -41,12 +42,21 @@ def _seats_text(result: RevokeResult) -> str:
         lines.append(
             f"removed from {' and '.join(result.removed_from)}: it can find and fetch nothing there any more{asleep}"
         )
+    if result.let_in:
+        lines.append(let_in_text(result.let_in))
     lines += [f"STILL A MEMBER of {each}" for each in result.still_in]
     return "".join(f"\n{line}" for line in lines)
 
 
-def _confirm(context: Invocation, target: str, reason: str) -> None:
-    seen = context.run("revoke", RevokeRequest(target, reason, dry_run=True), RevokeResult)
+def let_in_text(guests: list[str]) -> str:
+    """Whom somebody who was removed has let in: a thief's own key may be among them."""
+    return "whom it had let in stays; remove those you do not know, with kvnet swarm remove PUBLISHER:\n" + "\n".join(
+        f"  {each}" for each in guests
+    )
+
+
+def _confirm(context: Invocation, target: str, reason: str, *, guests: bool) -> None:
+    seen = context.run("revoke", RevokeRequest(target, reason, dry_run=True, guests=guests), RevokeResult)
     if not sys.stdin.isatty():
         raise UsageError(
             "expected somebody at a terminal to confirm what is revoked for good, found none",
@@ -66,4 +76,6 @@ def _confirm(context: Invocation, target: str, reason: str) -> None:
 
 def _expected(seen: RevokeResult) -> str:
     removed = f"Its machine is removed from {' and '.join(seen.removed_from)}.\n" if seen.removed_from else ""
+    if seen.let_in:
+        removed += f"It has let in {len(seen.let_in)}, who stay without --guests: {', '.join(seen.let_in)}.\n"
     return removed + "".join(f"It stays a member of {each}.\n" for each in seen.still_in)

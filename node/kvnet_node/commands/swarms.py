@@ -17,6 +17,7 @@ from kvnet.errors import UsageError
 from kvnet.network.places import LOOPBACK, host_of
 from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
 from kvnet.trust.keys import publisher_text
+from kvnet_node.commands.revoking import let_in_text
 from kvnet_node.invocation import Context, Invocation, positive
 from kvnet_node.operations.requests import (
     InviteRequest,
@@ -268,19 +269,20 @@ def _seen(member: MemberEntry) -> str:
     return f"{format_seconds(max(0.0, time.time() - member.seen))} ago" if member.seen else "never"
 
 
-def remove(member: str, /, *, swarm: str = "mine", context: Context) -> None:
+def remove(member: str, /, *, swarm: str = "mine", guests: bool = False, context: Context) -> None:
     """Remove a member: what it has it keeps, what comes later it can neither find nor read.
 
     Args:
         member: its name, publisher id or peer id, as kvnet swarm members shows them, or the end of an id.
         swarm: from which swarm; your own machines by default.
+        guests: remove whom it has let in as well, and whom those have.
     """
-    result = context.run("swarm remove", SwarmRemoveRequest(swarm, member), SwarmRemoveResult)
+    result = context.run("swarm remove", SwarmRemoveRequest(swarm, member, guests), SwarmRemoveResult)
     context.output.result(result, lambda _: "")
     asleep = f"\nasleep, and follow when they wake: {', '.join(result.asleep)}" if result.asleep else ""
     revoke = "\n".join(f"  kvnet revoke {publisher}" for publisher in result.removed)
     context.output.message(
         f"removed {escape(result.label or member)} from {result.swarm}, which has a new lookup secret now{asleep}\n"
         f"what it fetched before it keeps; what it signed before its removal stays in use, until its key is revoked:\n"
-        f"{revoke}"
+        f"{revoke}" + ("\n" + let_in_text(result.let_in) if result.let_in else "")
     )

@@ -17,7 +17,7 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.statements import KeyRotation, Revocation, rotation_message
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.swarms import asleep, connected
+from kvnet_node.operations.swarms import asleep, connected, let_in
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.ousting import seats_of, take_out
 from kvnet_node.services import Services
@@ -73,7 +73,7 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
     before, told = await _usable(services), services.statements.listeners(scopes)
     if not request.dry_run:
         await services.statements.say_all([saying.of(request.reason) for saying in sayings])
-    seats = await _seats(services, sayings[0].target if kind == "publisher" else b"", dry_run=request.dry_run)
+    seats = await _seats(services, sayings[0].target if kind == "publisher" else b"", request=request)
     after = await _usable(services)
     return r.RevokeResult(
         kind=kind,
@@ -87,6 +87,7 @@ async def revoke(ctx: OperationContext, request: r.RevokeRequest) -> r.RevokeRes
         removed_from=seats.removed_from,
         still_in=seats.still_in,
         asleep=seats.asleep,
+        let_in=seats.let_in,
     )
 
 
@@ -97,24 +98,29 @@ class _Seats:
     removed_from: list[str]
     still_in: list[str]
     asleep: list[str]
+    let_in: list[str]
 
 
-async def _seats(services: Services, publisher: bytes, *, dry_run: bool) -> _Seats:
+async def _seats(services: Services, publisher: bytes, *, request: r.RevokeRequest) -> _Seats:
     """Take a revoked key out of the namespaces it is a member of, or only say from which."""
     identity, memberships = services.identity, services.memberships
     seats = seats_of(identity, memberships, publisher)
     # Who is connected follows within a moment, and its session ends with that.
     here = {seat.namespace.id: connected(services, seat.namespace) for seat in seats}
-    if dry_run:
+    before = {seat.namespace.id: memberships.rosters.roster(seat.namespace.id) for seat in seats}
+    if request.dry_run:
         left, removed = [s for s in seats if s.why_not], [s.namespace for s in seats if not s.why_not]
     else:
         removed = []
-        left = await take_out(identity, memberships, publisher, gone=removed.append)
-    away: list[str] = []
-    for namespace in removed if not dry_run else ():
-        roster = memberships.rosters.roster(namespace.id)
-        away += asleep(services, roster, here[namespace.id]) if roster is not None else []
-    return _Seats([each.name for each in removed], [seat.why_not for seat in left], list(dict.fromkeys(away)))
+        left = await take_out(identity, memberships, publisher, guests=request.guests, gone=removed.append)
+    away, guests = list[str](), list[str]()
+    for namespace in removed:
+        was, now = before[namespace.id], memberships.rosters.roster(namespace.id)
+        if was is not None and now is not None:
+            away += asleep(services, now, here[namespace.id]) if not request.dry_run else []
+            guests += let_in(was, memberships.rosters.keys_of_machine(was, publisher), now)
+    names, why_not = [each.name for each in removed], [seat.why_not for seat in left]
+    return _Seats(names, why_not, list(dict.fromkeys(away)), list(dict.fromkeys(guests)))
 
 
 async def _usable(services: Services) -> list[ArtifactRecord]:

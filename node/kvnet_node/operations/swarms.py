@@ -1,7 +1,7 @@
 """Operations on swarms: invite, join, leave, and their members."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import trio
@@ -179,7 +179,7 @@ async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.Swar
     swarm, before = services.memberships.roster_of(request.swarm or MINE)
     # Whoever is awake follows within a moment, and its session ends with that.
     here = connected(services, swarm)
-    namespace, gone = await services.memberships.remove(swarm.name, request.member)
+    namespace, gone = await services.memberships.remove(swarm.name, request.member, guests=request.guests)
     _, roster = services.memberships.roster_of(namespace.name)
     return r.SwarmRemoveResult(
         namespace.name,
@@ -187,7 +187,20 @@ async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.Swar
         names_of(before.members.values()).get(gone[0].publisher, ""),
         len(roster.members),
         asleep(services, roster, here),
+        let_in(before, {each.publisher for each in gone}, roster),
     )
+
+
+def let_in(before: Roster, gone: Collection[bytes], now: Roster) -> list[str]:
+    """Label and publisher text of those whom somebody removed had let in, and who are members still.
+
+    Args:
+        before: the members when they were in.
+        gone: publisher ids of who is out.
+        now: the members now.
+    """
+    still = [now.members[each] for each in before.guests_of(gone) if each in now.members]
+    return sorted(f"{escape_text(each.label)} {publisher_text(each.publisher)}".strip() for each in still)
 
 
 def asleep(services: Services, roster: Roster, here: frozenset[bytes]) -> list[str]:

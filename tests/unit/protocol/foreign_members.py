@@ -134,7 +134,7 @@ def roster(founder: bytes, statements: Iterable[Said], *, mine: bool) -> Roster:
     """Who is in a namespace."""
     said = list(statements)
     banned: dict[bytes, int] = {}
-    vouched: set[bytes] = set()
+    vouched: dict[bytes, None] = {}
     allowed: list[Said] = []
     rekeyings = [each for each in said if each.kind == "rekey"]
     for each in sorted(rekeyings, key=lambda each: (each.signer != founder, *each.order)):
@@ -145,8 +145,8 @@ def roster(founder: bytes, statements: Iterable[Said], *, mine: bool) -> Roster:
         for who in each.body["removed"]:
             if who != founder:
                 banned[who] = max(banned.get(who, 0), each.body["sequence"])
-                vouched.discard(who)
-        vouched |= {sealed["member"] for sealed in each.body["sealed"]} - banned.keys()
+                vouched.pop(who, None)
+        vouched |= {sealed["member"]: None for sealed in each.body["sealed"] if sealed["member"] not in banned}
     members = _members(founder, vouched, banned, said)
     counting = [each for each in allowed if each.signer in members]
     return Roster(
@@ -156,8 +156,8 @@ def roster(founder: bytes, statements: Iterable[Said], *, mine: bool) -> Roster:
     )
 
 
-def _members(founder: bytes, vouched: set[bytes], banned: dict[bytes, int], said: list[Said]) -> set[bytes]:
-    steps = {founder: 0} | dict.fromkeys(vouched, 0)
+def _members(founder: bytes, vouched: Iterable[bytes], banned: dict[bytes, int], said: list[Said]) -> set[bytes]:
+    steps = dict.fromkeys(list(dict.fromkeys([founder, *vouched]))[:128], 0)
     letting_in = sorted((each for each in said if each.kind in {"membership", "key-rotation"}), key=lambda e: e.order)
     nth = {each.envelope: 0 for each in letting_in}
     for place, each in enumerate(letting_in):

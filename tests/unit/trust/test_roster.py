@@ -249,3 +249,26 @@ def test_member_that_lets_in_as_many_as_there_is_room_for_keeps_no_others_out() 
     assert len(found.members) == MAX_MEMBERS
     for name in [*(f"honest {n}" for n in range(40)), *(f"guest {n}" for n in range(20))]:
         assert key(name).public in found.members
+
+
+def test_guests_of_a_member_are_all_that_its_word_leads_to() -> None:
+    said = [lets_in("a", "b", 1), lets_in("b", "c", 2), lets_in("c", "d", 3), lets_in("a", "e", 4)]
+    b, c, d = (key(name).public for name in "bcd")
+    plain = build_roster(MINE.id, key("a").public, said, devices_remove=True)
+    assert plain.guests_of({b}) == {c, d}
+    assert plain.guests_of({d}) == plain.guests_of(()) == frozenset()
+    # Whom a member's rekeying vouches for are its guests as well, and so are those whom they vouch for.
+    vouching = [*said, rekeys("b", 5, stay="abcef"), rekeys("f", 6, stay="g")]
+    vouched = build_roster(MINE.id, key("a").public, vouching, devices_remove=True)
+    assert vouched.guests_of({b}) == vouched.members.keys() - {key("a").public, b}
+
+
+def test_rekeying_that_vouches_for_very_many_makes_no_more_members_than_there_is_room_for() -> None:
+    many = [chr(0x4E00 + number) for number in range(MAX_MEMBERS)]
+    said = [lets_in("a", "b", 1), rekeys("b", 2, stay="b" + "".join(many[: MAX_MEMBERS - 1])), lets_in("a", "c", 3)]
+    full = build_roster(MINE.id, key("a").public, said, devices_remove=True)
+    assert len(full.members) == MAX_MEMBERS
+    # Its removal without its guests leaves room for whom it kept out.
+    removal = rekeys("a", 4, out="b", stay="a")
+    after = build_roster(MINE.id, key("a").public, [*said, removal], devices_remove=True)
+    assert after.members.keys() == {key("a").public, key("c").public}

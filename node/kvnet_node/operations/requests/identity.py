@@ -59,11 +59,13 @@ class RevokeRequest(Request, frozen=True):
         target: NAME, NAME@VERSION, a full or short hash, or publisher text.
         reason: in words.
         dry_run: say what it would do, and do nothing.
+        guests: whom the machine of a key has let in is removed as well.
     """
 
     target: str
     reason: str = ""
     dry_run: bool = False
+    guests: bool = False
 
 
 class RevokeResult(Result, frozen=True, tag="revoke"):
@@ -81,6 +83,7 @@ class RevokeResult(Result, frozen=True, tag="revoke"):
         removed_from: names of the namespaces that a key is removed from with all keys of its machine.
         still_in: where it stays a member: the name, and what helps.
         asleep: what the members are called that are not connected; they follow when they wake.
+        let_in: whom its machine had let in and who is a member still: label and publisher text.
     """
 
     kind: str
@@ -94,6 +97,7 @@ class RevokeResult(Result, frozen=True, tag="revoke"):
     removed_from: list[str] = []
     still_in: list[str] = []
     asleep: list[str] = []
+    let_in: list[str] = []
 
 
 class KeyEntry(msgspec.Struct, frozen=True):

@@ -153,10 +153,17 @@ class SwarmMembersResult(Result, frozen=True, tag="swarm members"):
 
 
 class SwarmRemoveRequest(Request, frozen=True):
-    """Remove a member: its label, publisher text or peer id, or the end of an id."""
+    """Remove a member.
+
+    Attributes:
+        swarm: from which namespace.
+        member: its label, publisher text or peer id, or the end of an id.
+        guests: whom it has let in goes as well.
+    """
 
     swarm: str
     member: str
+    guests: bool = False
 
 
 class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
@@ -167,6 +174,7 @@ class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
         label: what people call it.
         stays: how many members there are now.
         asleep: names of members that are not connected and will follow when they wake.
+        let_in: whom it had let in and who is a member still: label and publisher text.
     """
 
     swarm: str
@@ -174,6 +182,7 @@ class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
     label: str
     stays: int
     asleep: list[str]
+    let_in: list[str] = []
 
 
 class LeaveResult(Result, frozen=True, tag="leave"):
