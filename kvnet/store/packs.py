@@ -138,12 +138,16 @@ def artifact_of_pack(name: str) -> ArtifactHash | None:
 
 
 def scan_packs(paths: StorePaths) -> Iterator[FoundPack | Problem]:
-    """Everything in the folder of packs. Symbolic links are reported, never followed."""
-    for shard in sorted(os.scandir(paths.packs), key=lambda entry: entry.name):
+    """Everything in the folder of packs. Symbolic links are reported, never followed.
+
+    Hidden files are passed over: macOS puts its own beside ours, such as ``.DS_Store``, and ``._NAME`` for each of ours
+    on drives of other systems.
+    """
+    for shard in _visible(paths.packs):
         if not shard.is_dir(follow_symlinks=False) or not _SHARD_NAME.fullmatch(shard.name):
             yield Problem(Path(shard.path), "no folder of packs; left alone")
             continue
-        for entry in sorted(os.scandir(shard.path), key=lambda entry: entry.name):
+        for entry in _visible(Path(shard.path)):
             artifact = artifact_of_pack(entry.name)
             found = entry.stat(follow_symlinks=False)
             in_place = artifact is not None and pack_name(artifact).partition("/")[0] == shard.name
@@ -151,6 +155,11 @@ def scan_packs(paths: StorePaths) -> Iterator[FoundPack | Problem]:
                 yield Problem(Path(entry.path), "no pack by its name, place or kind; left alone")
                 continue
             yield FoundPack(f"{shard.name}/{entry.name}", artifact, found.st_size, found.st_mtime_ns)
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    found = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def read_pack(files: OsFiles, path: Path, *, verify_chunks: bool = False) -> PackContents:

@@ -74,7 +74,7 @@ def reconcile(files: OsFiles, paths: StorePaths, index: Index, *, verify_chunks:
             _take_in(index, present[name], contents, removed=removed, pinned=pinned)
             changed = True
     changed |= _drop_unfounded(index, removed)
-    _settle_pins(files, paths, index, pinned)
+    _settle_pins(files, paths, index, pinned, removed)
     if changed:
         with index.transaction():
             index.refresh_all()
@@ -173,12 +173,17 @@ def _drop_unfounded(index: Index, removed: set[ArtifactHash]) -> bool:
     return bool(unfounded)
 
 
-def _settle_pins(files: OsFiles, paths: StorePaths, index: Index, pinned: set[ArtifactHash]) -> None:
-    """Marker files decide what is pinned; one for an artifact that is not here means nothing."""
+def _settle_pins(
+    files: OsFiles, paths: StorePaths, index: Index, pinned: set[ArtifactHash], removed: set[ArtifactHash]
+) -> None:
+    """Marker files decide what is pinned. One for an artifact that is not here stays: its pack may be on its way.
+
+    A folder that is being copied or restored has its files one after the other.
+    """
     listed = index.pins()
     with index.transaction():
         for artifact, noted in listed:
             if noted != (artifact in pinned):
                 index.set_pinned(artifact, pinned=artifact in pinned)
-    for artifact in pinned - {artifact for artifact, _ in listed}:
+    for artifact in pinned & removed:
         files.unlink(paths.pins / artifact_text(artifact))
