@@ -411,7 +411,7 @@ def test_a_node_that_is_told_to_stop_lets_its_answers_end(kvnet: Kvnet) -> None:
     kvnet.environment["KVNET_API_DRAIN_S"] = str(TIMEOUT_S)
     started, process = kvnet.start()
     (url,) = started["endpoint"]
-    body = asked(("user", "Go on"), stream=True, **NEVER_END | {"max_tokens": 300})
+    body = asked(("user", "Go on"), stream=True, **NEVER_END | {"max_tokens": 100})
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
         lines = response.iter_lines()
         while "content" not in next(lines):

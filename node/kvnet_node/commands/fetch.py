@@ -7,6 +7,7 @@ from cyclopts import Parameter
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import FetchRequest, FetchResult, Provided
 from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
+from kvnet_node.targets import parse_target
 
 
 def fetch(
@@ -27,6 +28,7 @@ def fetch(
         name: make it a named context of this node.
         bootstrap: address of a node to look up providers through; used when no node runs here.
     """
+    parse_target(target)  # what is no target is said at once, not when a network has been opened for it
     request = FetchRequest(target, from_ or [], name)
     result = context.run("fetch", request, FetchResult, network_bootstrap=bootstrap)
     context.output.result(result, _render)

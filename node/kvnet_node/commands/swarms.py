@@ -144,21 +144,19 @@ def join(
     """
     if invitation == "-":
         invitation = _pasted(context) if sys.stdin.isatty() else read_invitation(_piped())
-    if not yes and sys.stdin.isatty():
-        _confirm_device(context, invitation)
+    signed, body = parse_invitation_text(invitation)
+    if not yes and sys.stdin.isatty() and body.role == "device":
+        _confirm_device(context, publisher_text(signed.signer))
     request = JoinRequest(invitation, as_, name or machine_label(), keep_old)
     result = context.run("join", request, JoinResult)
     context.output.result(result, lambda _: "")
     context.output.message(_joined_text(result))
 
 
-def _confirm_device(context: Invocation, text: str) -> None:
+def _confirm_device(context: Invocation, inviter: str) -> None:
     """All invitations look alike: nobody is to share every conversation by taking one for that of a swarm."""
-    signed, invitation = parse_invitation_text(text)
-    if invitation.role != "device":
-        return
     context.output.warning(
-        f"this invitation makes this machine one of those of {publisher_text(signed.signer)}: they share everything in "
+        f"this invitation makes this machine one of those of {inviter}: they share everything in "
         "mine from then on, conversations too. Are they all yours? Type yes:"
     )
     if sys.stdin.readline().strip() != "yes":

@@ -14,7 +14,7 @@ from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode
 from kvnet.format.hashes import ArtifactHash, artifact_text
-from kvnet.format.ticket import Ticket, parse_ticket
+from kvnet.format.ticket import Ticket
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
@@ -26,6 +26,7 @@ from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.services import Services
+from kvnet_node.targets import parse_target
 
 BOOTSTRAP_WAIT_S = 3.0
 """How long a short-lived node waits for its bootstrap peers before it asks whoever is there."""
@@ -45,12 +46,7 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     services = ctx.services
     if services.node is None:
         raise NetworkError("expected a network to fetch from, found none", hint="start the node: kvnet node start")
-    try:
-        ticket = parse_ticket(request.target)
-    except UsageError as error:
-        raise UsageError(
-            str(error), hint="fetch takes a whole artifact hash or a ticket; short forms are for what is held here"
-        ) from error
+    ticket = parse_target(request.target)
     if request.name is not None:
         services.names.check_name(request.name)
         services.require_disk("a named context")
