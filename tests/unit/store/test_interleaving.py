@@ -137,6 +137,7 @@ class Interleaved:
         collector.compacting.turn = self.compacting  # type: ignore[assignment]
         self.files.unlocked = self.unlocked
         self.left = -1
+        self.tidying = False
         self.going: ArtifactHash | None = None
         self.pinned: set[ArtifactHash] = set()
         self.fresh: set[ArtifactHash] = set()
@@ -151,18 +152,28 @@ class Interleaved:
         if self.to_be_removed(artifact.hash):
             return
         pinned = self.random.random() < 0.2 and len(self.pinned) < 3
+        self.note_evicted(for_room=not self.tidying)
         try:
             publish(self.store, artifact, pinned=pinned)
         except StoreFullError:
             return
+        finally:
+            self.note_evicted(for_room=True)
         if pinned:
             self.pinned.add(artifact.hash)
         self.is_new(artifact)
 
     def is_new(self, artifact: Sample) -> None:
-        """It came just now; room for it may have been made from what was new before."""
-        self.fresh = {artifact.hash} | {one for one in self.fresh if self.store.get(one) is not None}
+        """It came just now."""
+        self.fresh.add(artifact.hash)
         check_whole(self.store, artifact)
+
+    def note_evicted(self, *, for_room: bool) -> None:
+        """What the store says it has evicted is nothing pinned, and nothing new unless somebody needed the room."""
+        evicted = set(self.store.take_evicted())
+        assert evicted.isdisjoint(self.pinned)
+        assert for_room or evicted.isdisjoint(self.fresh)
+        self.fresh -= evicted
 
     def to_be_removed(self, artifact: ArtifactHash) -> bool:
         """Whether the long operation is about to remove an artifact, whatever somebody does with it now."""
@@ -172,10 +183,13 @@ class Interleaved:
         """Refer to chunks that are held, and finish later."""
         artifact = self.one()
         held = [index for index, entry in enumerate(artifact.entries) if self.store.has_chunk(entry.hash)]
+        self.note_evicted(for_room=not self.tidying)
         try:
             writer = self.store.begin_pack(len(artifact.chunks))
         except StoreFullError:
             return
+        finally:
+            self.note_evicted(for_room=True)
         for index in held:
             writer.reference(index, artifact.entries[index])
         self.open.append((writer, artifact, held))
@@ -187,6 +201,7 @@ class Interleaved:
         if self.to_be_removed(artifact.hash):
             writer.abort()
             return
+        self.note_evicted(for_room=not self.tidying)
         try:
             for index in set(range(len(artifact.chunks))) - set(held):
                 writer.put(index, artifact.chunks[index])
@@ -194,6 +209,8 @@ class Interleaved:
         except StoreFullError:
             writer.abort()
             return
+        finally:
+            self.note_evicted(for_room=True)
         self.is_new(artifact)
 
     def pin(self) -> None:
@@ -242,15 +259,20 @@ class Interleaved:
         self.left = self.random.randint(0, 8)
         self.random.choice([self.tidy, self.tidy, self.collect, self.remove])()
         self.left = -1
+        self.tidying = False
         self.check()
 
     def tidy(self) -> None:
         self.now_s += 61
         self.fresh = set()
+        self.tidying = True
         self.store.tidy(unused_s=self.random.choice([200.0, 1e9]))
+        self.note_evicted(for_room=False)
 
     def collect(self) -> None:
         self.store.collect_garbage()
+        # Others may have filled the store meanwhile.
+        self.note_evicted(for_room=True)
 
     def remove(self) -> None:
         records = [record for record in self.store.artifacts() if not record.pinned]
