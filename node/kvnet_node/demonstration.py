@@ -174,8 +174,16 @@ class Side:
         ready, _, _ = select.select([node.stdout], [], [], START_TIMEOUT_S)
         line = node.stdout.readline() if ready else b""
         if not line:
+            late = not ready
             node.kill()
-            raise _failure(node.stderr.read(), f"{self.name}: kvnet node start")
+            said = node.stderr.read()
+            if late and not said:
+                raise EngineError(
+                    f"{self.name}: expected kvnet node start to say where it listens within {START_TIMEOUT_S:.0f} s, "
+                    "found that it does not",
+                    hint="is this machine very busy? Run kvnet demo again when it is not",
+                )
+            raise _failure(said, f"{self.name}: kvnet node start")
         return line
 
     def stop(self) -> None:
