@@ -327,6 +327,10 @@ class Memberships:
             addresses=full_addresses(invitation),
             joined_s=int(self._now()),
         )
+        envelopes = [each.envelope for each in admission.statements]
+        # On disk before the secrets are: whoever is killed in between is no member, rather than one who was removed.
+        self._statements.take(envelopes, given)
+        await self._statements.settled()
         kept: NamespaceId | None = None
         if invitation.role == DEVICE:
             kept = files.join_mine(given, known, keep_old=keep_old, count=count)
@@ -335,7 +339,8 @@ class Memberships:
             called = Namespace(name or given.name, given.prefix_secret, given.lookup_secret)
             namespace = await self._lane.run(files.join_swarm, called, known)
         self.rosters.renew()
-        self._statements.take([each.envelope for each in admission.statements], namespace)
+        # Once more: as long as nobody here was a member some of them may have found no room.
+        self._statements.take(envelopes, namespace)
         await self._statements.settled()
         await self._namespaces_changed()
         return Joined(namespace, invitation.role, signed.signer, admission.roster, kept)
