@@ -6,10 +6,11 @@ first of them looks up what the others hold. An echo is the smallest request of 
 
 import argparse
 import logging
+import math
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,7 +82,7 @@ async def measure(n_nodes: int, n_prompts: int, *, artifacts_each: int = 8, seed
             for _ in range(artifacts_each):
                 other.add(texts.artifact())
         held = [tokens for other in others for tokens in other.artifacts]
-        await until(lambda: _told(asker) == len(held), 200.0)
+        await until(lambda: _told(asker) == len(held), 200.0, lambda: f"told of {_told(asker)} of {len(held)}")
         keys = [set(block_keys(ROOT, tokens)) for tokens in held]
         echo_s, lookup_s, all_asked_s, found = [], [], [], []
         right = 0
@@ -120,8 +121,8 @@ async def _swarm(stack: AsyncExitStack, n_nodes: int) -> list[Member]:
         # One after the other: all at once they keep each other busy with handshakes until those time out.
         members += [await stack.enter_async_context(running(bootstrap=bootstrap))]
         await until(partial(_met, first, number), 60.0)
-    with suppress(trio.TooSlowError):
-        await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), MESH_S)
+    with trio.move_on_after(MESH_S):
+        await until(lambda: all(len(each.node.sessions()) >= n_nodes - 1 for each in members), math.inf)
     return members
 
 

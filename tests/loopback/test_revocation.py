@@ -2,13 +2,14 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 import trio
 
+from benchmarks.lookup_swarm import until
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.statements import RamKeep, Statements
@@ -57,10 +58,12 @@ async def running(name: str, bootstrap: Sequence[str], keep: RamKeep) -> AsyncIt
         nursery.cancel_scope.cancel()
 
 
-async def until(done: Callable[[], bool], timeout_s: float) -> None:
-    with trio.fail_after(timeout_s):
-        while not done():  # noqa: ASYNC110 - of many nodes
-            await trio.sleep(0.05)
+def deaf(nodes: Sequence[Real]) -> str:
+    """Which of some nodes have not heard."""
+    missing = [
+        f"{each.who.key.public.hex()[:8]} ({len(each.node.sessions())} sessions)" for each in nodes if not each.honours
+    ]
+    return f"{len(missing)} of {len(nodes)} do not honour it: {', '.join(missing)}"
 
 
 async def check(names: Sequence[str], asleep: Sequence[str]) -> None:
@@ -82,12 +85,12 @@ async def check(names: Sequence[str], asleep: Sequence[str]) -> None:
                 reason="the machine was lost",
             )
         )
-        await until(lambda: all(each.honours for each in awake), WITHIN_S)
+        await until(lambda: all(each.honours for each in awake), WITHIN_S, lambda: deaf(awake))
         # They know one that is awake, and not the one that said it.
         woken = [
             await stack.enter_async_context(running(name, awake[-1].node.addresses(), keeps[name])) for name in asleep
         ]
-        await until(lambda: all(each.honours for each in woken), WITHIN_S)
+        await until(lambda: all(each.honours for each in woken), WITHIN_S, lambda: deaf(woken))
     async with running(names[-1], [], keeps[names[-1]]) as again:
         assert again.honours, "after a restart too"
 
