@@ -22,7 +22,7 @@ from kvnet_node.operations.requests import StatusRequest, StatusResult
 MAX_TOKENS = 4
 SMOLLM2_SCALE = Scale(blocks=48, characters=280)
 """Prompts of 167 to 630 tokens: without any sharing, a CPU prefills them all in about two minutes."""
-SETTLE_S = 30.0
+SETTLE_S = 300.0
 POLL_S = 0.02
 WARM_UP = {
     "messages": [{"role": "user", "content": "Name the months of the year in their usual order."}],
