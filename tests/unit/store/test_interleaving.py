@@ -101,18 +101,20 @@ class Watched(Gate):
         self._released()
 
 
-class Busy:
-    """A lock that another thread has for as long as it is inside: the one in between does not get it."""
+class Turn:
+    """A lock that the long operation has for as long as it is inside: whoever comes in between does not get it."""
 
     def __init__(self) -> None:
         self.between = False
+        self._depth = 0
 
     def __enter__(self) -> None:
-        if self.between:
-            raise StoreFullError("packs are being written anew")
+        if self.between and self._depth:
+            raise StoreFullError("it is another one's turn")
+        self._depth += not self.between
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._depth -= not self.between
 
 
 class Interleaved:
@@ -131,10 +133,10 @@ class Interleaved:
             files=self.files,
             now=lambda: self.now_s,
         )
-        self.lock, self.compacting = Watched(self.unlocked), Busy()
+        self.lock, self.turns = Watched(self.unlocked), (Turn(), Turn())
         collector = self.store._collector
         self.store._lock = collector._gate = collector.removing._gate = collector.compacting._gate = self.lock
-        collector.compacting.turn = self.compacting  # type: ignore[assignment]
+        collector.compacting.turn, collector.removing.turn = self.turns  # type: ignore[assignment]
         self.files.unlocked = self.unlocked
         self.left = -1
         self.tidying = False
@@ -222,7 +224,9 @@ class Interleaved:
 
     def unpin(self) -> None:
         if self.pinned:
-            self.store.unpin(self.pinned.pop())
+            one = self.random.choice(sorted(self.pinned))
+            self.pinned.discard(one)
+            self.store.unpin(one)
 
     def use(self) -> None:
         for record in self.store.artifacts()[:1]:
@@ -235,8 +239,9 @@ class Interleaved:
         records = [record for record in self.store.artifacts() if not record.pinned]
         if records:
             gone = self.random.choice(records).hash
-            self.store.release(gone)
-            self.fresh.discard(gone)
+            with suppress(StoreFullError):  # it would have to wait for its turn
+                self.store.release(gone)
+                self.fresh.discard(gone)
 
     def unlocked(self) -> None:
         """The thread of the long operation has no lock now: it may be another one's turn."""
@@ -245,9 +250,11 @@ class Interleaved:
         self.left -= 1
         if self.left < 0:
             self.ran += 1
-            self.compacting.between = True
+            for turn in self.turns:
+                turn.between = True
             self.random.choice([self.add, self.begin, self.finish, self.pin, self.unpin, self.use, self.let_go])()
-            self.compacting.between = False
+            for turn in self.turns:
+                turn.between = False
             # Others may come as well before the long operation has ended.
             self.left = self.random.randint(0, 6)
 
