@@ -82,8 +82,12 @@ class Rekeyer:
             except KvnetError as error:
                 _log.warning("a rekeying could not be followed: %s", error)
                 retry_s = RETRY_S
-            with trio.move_on_after(retry_s):
+            settles_s = self._rosters.settles_s
+            with trio.move_on_after(min(retry_s, settles_s)) as waiting:
                 await next_change.wait()
+            if waiting.cancelled_caught and settles_s < retry_s:
+                # Whoever waits for a change has seen the one before what peers have told since.
+                self._rosters.renew()
 
     async def follow(self) -> None:
         """Do now what the statements known now ask for.

@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from kvnet.errors import KvnetError, PeerRefusedError
+from kvnet.exchange import rosters
 from kvnet.network.memory import World
 from kvnet.protocol.messages import GetStatements, RefusalReason
 from kvnet.trust.envelope import StatementType
@@ -270,3 +271,47 @@ async def test_thief_that_lets_in_keys_of_its_own_goes_with_them_or_they_are_nam
     for gone in (thief, accomplice):
         with pytest.raises(KvnetError):
             await gone.node.fetch(late.record.hash)
+
+
+async def test_member_that_always_says_something_new_has_it_worked_out_now_and_then_and_holds_up_no_removal(
+    autojump_clock: MockClock,
+    world: World,
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    # As if every roster were a large one, after which a node rests for very long.
+    monkeypatch.setattr(rosters, "FREE_S", -1.0)
+    monkeypatch.setattr(rosters, "SHARE", 1e-9)
+    a.memberships.rosters.renew()
+    assert a.members() == {"a", "b"}
+    for number in range(20):
+        await calls_itself(b, (), f"b{number}")
+        await trio.sleep(1)
+        assert a.members() == {"a", "b"}, "what it said is known, and not worked out yet"
+    assert 0 < a.memberships.rosters.settles_s < float("inf")
+    await a.memberships.remove("team", publisher_text(b.publisher))
+    assert a.members() == {"a"}
+
+
+async def test_what_members_say_while_a_node_rests_counts_afterwards_without_another_word(
+    autojump_clock: MockClock,
+    world: World,
+    nursery: trio.Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = [await start_member(world, nursery, tmp_path, name) for name in "ab"]
+    await b.join(await a.invite())
+    await met(a, b)
+    monkeypatch.setattr(rosters, "FREE_S", -1.0)
+    a.memberships.rosters.renew()
+    assert a.members() == {"a", "b"}
+    changed = a.memberships.rosters.next_change
+    await calls_itself(b, (), "renamed")
+    await trio.sleep(60)
+    assert changed.is_set()
+    assert a.members() == {"a", "renamed"}
