@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STEP_PACKS = 64
+"""Packs looked at under one hold of the lock: a few thousand chunks."""
+
 
 class Collector:
     """Lets go of what has to go. The store's lock is held for one artifact or pack at a time, and never over a file.
@@ -122,10 +125,31 @@ class Collector:
         self._remove_expired(self._now())
         removed = self._let_go(expired)
         self.compacting.run()
-        with self._gate:
-            surplus = self._parts.space.surplus(self._now())
-        removed += self._let_go(surplus)
+        removed += self._let_go(self._surplus())
         return self._collected(removed, before)
+
+    def _surplus(self) -> list[ArtifactHash]:
+        """What has to go above the upper mark; looked up in steps, since with many chunks it takes long.
+
+        What has changed meanwhile is looked at again before each of them goes.
+        """
+        space, index = self._parts.space, self._parts.index
+        with self._gate:
+            lack_bytes = space.surplus_bytes()
+            if not lack_bytes:
+                return []
+            packs = index.packs()
+        ids = sorted(pack.id for pack in packs)
+        users: list[tuple[int, ArtifactHash]] = []
+        for start in range(0, len(ids), STEP_PACKS):
+            some = ids[start : start + STEP_PACKS]
+            self._gate.give_way()
+            with self._gate:
+                users += index.pack_users(some[0], some[-1])
+        with self._gate:
+            choose = space.choice(packs, users)
+        # When all together would not suffice, what is pinned is the reason, and nothing else pays for it.
+        return choose(lack_bytes) or []
 
     def _collected(self, removed: Sequence[ArtifactHash], before_bytes: int) -> Collected:
         with self._gate:

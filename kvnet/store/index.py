@@ -284,13 +284,13 @@ class Index(Database):
         query = "SELECT DISTINCT r.artifact FROM chunks c JOIN refs r ON r.hash = c.hash WHERE c.pack = ?"
         return [row[0] for row in self._rows(query, (pack,))]
 
-    def pack_users(self) -> list[tuple[int, ArtifactHash]]:
-        """Every pack with every artifact that uses a chunk of it."""
+    def pack_users(self, first: int, last: int) -> list[tuple[int, ArtifactHash]]:
+        """The packs of a range of ids, each with every artifact that uses a chunk of it."""
         query = (
             "SELECT DISTINCT c.pack, a.hash FROM chunks c JOIN refs r ON r.hash = c.hash "
-            "JOIN artifacts a ON a.id = r.artifact"
+            "JOIN artifacts a ON a.id = r.artifact WHERE c.pack BETWEEN ? AND ?"
         )
-        return [(pack, ArtifactHash(artifact)) for pack, artifact in self._rows(query)]
+        return [(pack, ArtifactHash(artifact)) for pack, artifact in self._rows(query, (first, last))]
 
     def set_pinned(self, artifact: ArtifactHash, *, pinned: bool) -> None:
         """Note a pin, or that there is none."""

@@ -2,12 +2,14 @@
 
 import itertools
 import secrets
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from kvnet.errors import StoreFullError
 from kvnet.format.hashes import ArtifactHash, ChunkHash
-from kvnet.store.eviction import Candidate, choose_victims, is_fresh, surplus_bytes
+from kvnet.store.eviction import Candidate, choose_victims, surplus_bytes
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import Index, PackRow, PlacedChunk
 from kvnet.store.osfile import OsFiles
@@ -139,13 +141,9 @@ class Space:
             raise self.full(need_bytes)
         return victims
 
-    def surplus(self, now_s: float) -> list[ArtifactHash]:
-        """What has to go in the background, so that nobody who adds has to wait for it."""
-        lack_bytes = surplus_bytes(self.held_bytes(), self.quota_bytes)
-        # When all together would not suffice, what is pinned is the reason, and nothing else pays for it.
-        victims = (self._choose(lack_bytes) or []) if lack_bytes else []
-        fresh = {artifact for artifact, used_s in self._index.unpinned() if is_fresh(used_s, now_s)}
-        return [artifact for artifact in victims if artifact not in fresh]
+    def surplus_bytes(self) -> int:
+        """How much has to go in the background, so that nobody who adds has to wait for it."""
+        return surplus_bytes(self.held_bytes(), self.quota_bytes)
 
     def unused_since(self, before_s: float) -> list[ArtifactHash]:
         """Artifacts that may go and were last used before a time, in seconds since 1970."""
@@ -153,15 +151,31 @@ class Space:
 
     def _choose(self, lack_bytes: int) -> list[ArtifactHash] | None:
         packs = self._index.packs()
+        ids = [pack.id for pack in packs]
+        return self.choice(packs, self._index.pack_users(min(ids), max(ids)) if ids else [])(lack_bytes)
+
+    def choice(
+        self, packs: Sequence[PackRow], pack_users: Iterable[tuple[int, ArtifactHash]]
+    ) -> Callable[[int], list[ArtifactHash] | None]:
+        """What chooses who has to go for so many bytes, by what is held now; choosing itself needs no lock.
+
+        Args:
+            packs: all packs.
+            pack_users: packs with the artifacts that use them.
+
+        Returns:
+            A function from bytes to artifacts, ``None`` when all that may go is not enough.
+        """
         leased = {chunk for chunks in self.leases.values() for chunk in chunks}
         kept = {pack for chunk in leased for pack, _, _ in self._index.places_of(chunk)}
         users: dict[int, set[ArtifactHash]] = {pack.id: {pack.artifact} for pack in packs}
-        for pack, artifact in self._index.pack_users():
-            users[pack].add(artifact)
+        for pack, artifact in pack_users:
+            if pack in users:  # else it came since the packs were listed
+                users[pack].add(artifact)
         listed = set(self._index.hashes())
         frozen = {pack: frozenset(artifacts & listed) for pack, artifacts in users.items() if pack not in kept}
         candidates = [Candidate(artifact, last_used_s) for artifact, last_used_s in self._index.unpinned()]
-        return choose_victims(candidates, frozen, {pack.id: pack.size_bytes for pack in packs}, lack_bytes)
+        return partial(choose_victims, candidates, frozen, {pack.id: pack.size_bytes for pack in packs})
 
     def full(self, need_bytes: int) -> StoreFullError:
         """The error for what does not fit."""

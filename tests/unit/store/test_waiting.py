@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from kvnet.format.hashes import BytesLike
 from kvnet.store.disk import DiskStore
 from kvnet.store.osfile import OsFiles
 from kvnet.store.presence import Gate
-from tests.unit.store.samples import check_whole, publish, sample
+from tests.unit.store.samples import Sample, check_whole, publish, sample
 
 WAIT_S = 20.0
 """Long enough for any machine; passed only when somebody waits for ever."""
@@ -189,4 +190,33 @@ def test_no_file_is_touched_under_the_lock_that_an_add_needs(
     files.lock = None
     assert files.operations >= 4
     assert files.locked == []
+    store.close()
+
+
+def test_what_is_too_much_is_looked_up_in_steps_and_somebody_who_adds_comes_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvnet.store.collecting.STEP_PACKS", 1)
+    now_s = [1_800_000_000.0]
+    artifacts = [sample(range(start, start + 2000)) for start in range(0, 60_000, 10_000)]
+    with closing(DiskStore.open(tmp_path / "sizing", quota_bytes=1 << 30, min_free_bytes=0)) as sizing:
+        for artifact in artifacts:
+            publish(sizing, artifact)
+        quota_bytes = int(sizing.usage().held_bytes / 0.97)
+    store = DiskStore.open(tmp_path / "store", quota_bytes=quota_bytes, min_free_bytes=0, now=lambda: now_s[0])
+    for artifact in artifacts:
+        publish(store, artifact)
+        now_s[0] += 100.0
+    added: list[Sample] = []
+
+    def give_way() -> None:
+        # In the first of its steps, somebody pins what would go first.
+        if not added:
+            added.append(artifacts[0])
+            store.pin(artifacts[0].hash)
+
+    monkeypatch.setattr(store._lock, "give_way", give_way)
+    assert store.tidy(unused_s=1e9).removed == (artifacts[1].hash,)
+    assert added
+    check_whole(store, artifacts[0])
     store.close()
