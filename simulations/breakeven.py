@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
@@ -73,7 +74,7 @@ def _gains(codec: Codec) -> Figure:
         wins, total = wins + int((gains > 1).sum()), total + gains.size
         axes.imshow(np.log2(gains), cmap="PuOr", norm=TwoSlopeNorm(0, -_MOST, _MOST), aspect="auto")
         for (row, column), value in np.ndenumerate(gains):
-            colour = "white" if abs(math.log2(value)) > _MOST * 0.8 else "black"
+            colour = "white" if abs(math.log2(value)) > _MOST * 0.55 else "black"
             axes.text(column, row, _times(value), ha="center", va="center", fontsize=8, color=colour)
         axes.set_title(f"{name}, {model.kv_bytes_per_token / 1000:.0f} kB a token", fontsize=10, loc="left")
         axes.set_xticks(range(len(LINKS_SHOWN)), labels=LINKS_SHOWN, rotation=30, ha="right", fontsize=8)
@@ -101,6 +102,8 @@ def _rates() -> Figure:
     made = Figure(figsize=(10, 5.5), layout="constrained")
     axes = made.subplots()
     needed = {}
+    # Light to dark as chips get faster; told apart without red and green.
+    shades = colormaps["viridis_r"](np.linspace(0, 1, len(CHIPS_SHOWN)))
     for place, chip in enumerate(CHIPS_SHOWN):
         rates = []
         for name in MODELS_SHOWN:
@@ -111,16 +114,17 @@ def _rates() -> Figure:
         needed[chip] = rates
         heights = [rate if math.isfinite(rate) else np.nan for rate in rates]
         offset = (place - (len(CHIPS_SHOWN) - 1) / 2) * 0.11
-        axes.bar(np.arange(len(rates)) + offset, heights, width=0.1, label=chip)
+        axes.bar(np.arange(len(rates)) + offset, heights, width=0.1, label=chip, color=shades[place])
     for name in LINKS_SHOWN:
         kind = LINKS[name]
         rate = min(kind.up_bytes_s, kind.down_bytes_s) / 1e6
         axes.axhline(rate, color="#555555", linewidth=0.8, linestyle="--")
         axes.text(len(MODELS_SHOWN) - 0.45, rate, f"{name}, {size(rate * 1e6)}/s", va="center", fontsize=8)
     axes.set_yscale("log")
+    axes.set_yticks([1, 10, 100, 1_000, 10_000], labels=["1 MB/s", "10 MB/s", "100 MB/s", "1 GB/s", "10 GB/s"])
     axes.set_xlim(-0.5, len(MODELS_SHOWN) - 0.45)
     axes.set_xticks(range(len(MODELS_SHOWN)), labels=MODELS_SHOWN)
-    axes.set_ylabel("link from which fetching pays, MB/s (logarithmic)")
+    axes.set_ylabel("link from which fetching pays (logarithmic)")
     axes.set_xlabel("model")
     axes.legend(title="chip that asks", fontsize=8, ncols=len(CHIPS_SHOWN), loc="upper left", frameon=False)
     axes.set_ylim(1, 1e5)

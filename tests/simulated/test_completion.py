@@ -221,7 +221,7 @@ async def test_the_next_turn_of_a_conversation_in_ram_is_not_held_up_by_the_dht(
     hub = await start_node(world, nursery, tmp_path, "hub", who=identity("hub", namespaces=(OTHER,)))
     a = await start_node(world, nursery, tmp_path, "a", bootstrap=(hub.network.address,))
     await trio.sleep(5)
-    a.speeds.tokens_s = 1000.0
+    a.speeds.tokens_s = 300.0
     world.hang(hub.network)
     talk = [SYSTEM]
     told = await converse(a, 2, talk)
