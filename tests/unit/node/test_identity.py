@@ -108,7 +108,7 @@ def test_a_label_of_two_publishers_does_not_choose_one(tmp_path: Path) -> None:
     identity = opened(tmp_path)
     for seed in (b"a" * 32, b"b" * 32):
         identity.trust(publisher_text(PublisherKey(seed).public), "same")
-    with pytest.raises(UsageError, match="found 2: kvpub1.*, kvpub1"):
+    with pytest.raises(UsageError, match=r"found 2: kvpub1.*, kvpub1"):
         identity.untrust("same")
 
 
