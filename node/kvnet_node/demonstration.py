@@ -37,7 +37,7 @@ SLOW_TOKENS = 384
 """Prefix without OpenBLAS: prefill is then about 17 times slower, and the demo is to end within four minutes."""
 
 COMMAND_TIMEOUT_S = 240.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
