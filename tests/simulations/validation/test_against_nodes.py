@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
 MOST_SLOWER = 1.4
 """Times that cold prompts may take as long as simulated; on a busier machine nodes fetch less, and rightly so."""
 
-# One provider a fetch, so that nothing comes twice; and prefill takes seconds, so that a busy machine fetches in time, too.
+# One provider a fetch, so that nothing comes twice; prefill takes seconds, so that a busy machine fetches in time, too.
 ASKED = [(0, 0, 0), (1, 0, 1), (1, 0, 2), (2, 1, 3), (0, 1, 4)]
 SMALL = Plan(3, ASKED, [1500, 1600], prefill_s=0.003, upload_bytes_s=4_000_000)
 
