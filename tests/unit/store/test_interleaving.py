@@ -172,7 +172,9 @@ class Interleaved:
 
     def note_evicted(self, *, for_room: bool) -> None:
         """What the store says it has evicted is nothing pinned, and nothing new unless somebody needed the room."""
+        left, self.left = self.left, -1  # nobody comes in between asking and noting
         evicted = set(self.store.take_evicted())
+        self.left = left
         assert evicted.isdisjoint(self.pinned)
         assert for_room or evicted.isdisjoint(self.fresh)
         self.fresh -= evicted
