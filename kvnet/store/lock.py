@@ -137,9 +137,13 @@ class DataDirLock:
                 f"another process owns the data directory {self._directory}",
                 hint="Wait for it to end, or use another directory with --data-dir.",
             )
+        if owner.control_socket:
+            step = "It is a node: stop it with `kvnet node stop`, or use another directory with --data-dir"
+        else:
+            step = "It is a kvnet command at work, or a node that starts: wait for it"
         return DataDirLockedError(
             f"process {owner.pid} owns the data directory {self._directory}",
-            hint=f"Wait for it to end, stop it with `kvnet node stop`, or see what it is: ps -p {owner.pid}",
+            hint=f"{step}; ps -p {owner.pid} shows it.",
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +12,11 @@ import structlog
 import trio
 
 import kvnet
-from kvnet.errors import KvnetError, UsageError
+from kvnet.errors import DataDirLockedError, KvnetError, UsageError
 from kvnet.store.lock import DataDirLock
 from kvnet_node.control import control_socket, serve_control
 from kvnet_node.control_frames import OnEvent
+from kvnet_node.dispatch import LOCK_POLL_S, LOCK_WAIT_S
 from kvnet_node.failures import leaf_of
 from kvnet_node.logs import configure_logs
 from kvnet_node.open_files import raise_open_files_limit
@@ -45,7 +47,7 @@ def run_node(settings: "Settings", output: Output) -> int:
         PortInUseError: a port that was asked for is taken.
     """
     lock = DataDirLock(settings.paths.data_dir)
-    lock.acquire()
+    _take(lock)
     try:
         configure_logs(settings.paths.log_file, verbose=output.verbose)
         raise_open_files_limit()
@@ -54,6 +56,25 @@ def run_node(settings: "Settings", output: Output) -> int:
         lock.release()
     output.message("stopped")
     return 0
+
+
+def _take(lock: DataDirLock) -> None:
+    """Take the lock, waiting a little for a verb that is at work, not for a node.
+
+    Raises:
+        DataDirLockedError: a node has it, or whoever has it keeps it.
+    """
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            lock.acquire()
+        except DataDirLockedError:
+            owner = lock.owner()
+            if (owner is not None and owner.control_socket) or time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
 
 
 async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> None:
