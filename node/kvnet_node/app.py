@@ -4,10 +4,12 @@ Verbs are named, not imported, so that ``kvnet --help`` and small verbs start fa
 nor MLX nor trio.
 """
 
+import codecs
 import os
 import re
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from kvnet.errors import UsageError
@@ -29,6 +31,30 @@ Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 10 malformed bytes,
 20 integrity, 30 trust, 40 compatibility, 50 store, 60 network, 80 engine,
 130 interrupted.
 """
+
+# What people type who know other programs, and what it is called here.
+_CALLED_HERE: dict[str, str] = {
+    "start": "kvnet node start",
+    "serve": "kvnet node start",
+    "stop": "kvnet node stop",
+    "restart": "kvnet node stop, then kvnet node start",
+    "node restart": "kvnet node stop, then kvnet node start",
+    "pause": "kvnet node pause",
+    "resume": "kvnet node resume",
+    "ls": "kvnet list",
+    "remove": "kvnet rm NAME",
+    "delete": "kvnet rm NAME",
+    "rename": "kvnet fetch HASH --name NEW, then kvnet rm OLD; kvnet list shows the hash",
+    "get": "kvnet fetch HASH --name NAME",
+    "pull": "kvnet fetch HASH --name NAME",
+    "run": 'kvnet generate --prompt "…"',
+    "chat": 'kvnet generate --prompt "…"; kvnet connect CLIENT for chat windows',
+    "models": "kvnet model list",
+    "pair": "kvnet invite --device",
+    "logs": "node.log in the data directory, which kvnet status shows",
+    "upgrade": "git pull and make install in the checkout, then kvnet node stop and kvnet node start",
+    "update": "git pull and make install in the checkout, then kvnet node stop and kvnet node start",
+}
 
 # The headings of ``kvnet --help`` in order, and the verbs below each.
 _HEADINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -202,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     output = Output(json="--json" in arguments)
+    _let_all_text_out(json=output.json)
     try:
         flags, rest = split_global_flags(arguments)
         output = Output(
@@ -221,6 +248,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _let_all_text_out(*, json: bool) -> None:
+    """Where the locale is not UTF-8, escape what it has no character for; JSON is UTF-8 in any locale (RFC 8259)."""
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, TextIOWrapper) or codecs.lookup(stream.encoding).name == "utf-8":
+            continue
+        if json:
+            stream.reconfigure(encoding="utf-8")
+        else:
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _run(flags: GlobalFlags, rest: list[str], output: Output) -> int:
     from cyclopts import CycloptsError
 
@@ -232,11 +270,18 @@ def _run(flags: GlobalFlags, rest: list[str], output: Output) -> int:
             rest, exit_on_error=False, print_error=False, help_on_error=False, verbose=False
         )
     except CycloptsError as error:
+        if typed := _called_otherwise(rest):
+            raise UsageError(f"expected a verb, found {typed!r}", hint=_CALLED_HERE[typed]) from error
         raise UsageError(_usage_text(error), hint=_usage_hint(rest)) from error
     extra = {name: Invocation(flags, output) for name in injected}
     code = command(*bound.args, **bound.kwargs, **extra)
     output.close()
     return code if isinstance(code, int) else 0
+
+
+def _called_otherwise(rest: list[str]) -> str:
+    """The words at the head of a command line that have another name here; "" when they are none of these."""
+    return next((typed for typed in (" ".join(rest[:2]), *rest[:1]) if typed in _CALLED_HERE), "")
 
 
 def _usage_hint(rest: list[str]) -> str:
