@@ -381,7 +381,10 @@ def _remove(path: Path) -> None:
 
 def no_swarm(name: str) -> UsageError:
     """There is no swarm of this name on this node."""
-    return UsageError(f"expected a swarm of this node, found {name[:80]!r}", hint="kvnet swarm list shows them")
+    return UsageError(
+        f"expected a swarm of this node, found {name[:80]!r}",
+        hint="kvnet swarm list shows them; kvnet invite --colleague --swarm NAME makes one",
+    )
 
 
 def fresh_namespace(name: str) -> Namespace:

@@ -14,5 +14,7 @@ def parse_target(text: str) -> Ticket:
         return parse_ticket(text)
     except UsageError as error:
         raise UsageError(
-            str(error), hint="fetch takes a whole artifact hash or a ticket; short forms are for what is held here"
+            str(error),
+            hint="fetch takes a whole artifact hash or a ticket: kvnet show NAME prints both on a machine that has it; "
+            "names and short forms are for what is held here",
         ) from error

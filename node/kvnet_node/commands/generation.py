@@ -46,7 +46,7 @@ def add(
         raise UsageError("kvnet add expects at least one file, directory or git repository", hint="kvnet add --help")
     for path in paths:
         if not path.expanduser().exists():
-            raise UsageError(f"expected a file or directory, found nothing at {path}")
+            raise UsageError(f"expected a file or directory, found nothing at {absolute(path)}")
     request = AddRequest([str(absolute(path)) for path in paths], name, chosen_model(context, model), codec, dry_run)
     result = context.run("add", request, AddResult)
     context.output.result(result, render_add)

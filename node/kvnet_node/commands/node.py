@@ -161,6 +161,8 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
     if not result.peers:
         context.output.message(
             "no peers connected: kvnet invite on one machine, kvnet join on the other; kvnet doctor --network says more"
+            if result.discovery
+            else "no peers connected, and no node runs here: kvnet node start"
         )
     if result.discovery and not result.neighbours and not models:
         context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")

@@ -216,16 +216,17 @@ async def _announce_plan(
     n_bytes = len(tokens) * engine.info.kv_bytes_per_token
     skipped = [r.SkippedFile(str(each.path), each.reason) for each in layout.skipped]
     wait = f"about {estimate_s:,.1f} s of prefill" if speed else "prefill time unknown until this model was measured"
-    ctx.note(
-        f"{format_counted(len(layout.files), 'file')}, {format_counted(len(tokens), 'token')}, "
-        f"{n_bytes / 1e6:,.1f} MB of K/V; "
-        f"{reused:,} tokens are held already; {wait}",
-        files=len(layout.files),
-        tokens=len(tokens),
-        bytes=n_bytes,
-        reused_tokens=reused,
-        estimated_prefill_s=estimate_s,
-    )
+    if not request.dry_run:  # its result says the same
+        ctx.note(
+            f"{format_counted(len(layout.files), 'file')}, {format_counted(len(tokens), 'token')}, "
+            f"{n_bytes / 1e6:,.1f} MB of K/V; "
+            f"{format_counted(reused, 'token')} held already; {wait}",
+            files=len(layout.files),
+            tokens=len(tokens),
+            bytes=n_bytes,
+            reused_tokens=reused,
+            estimated_prefill_s=estimate_s,
+        )
     if skipped:
         shown = "\n".join(f"  {each.path}: {each.reason}" for each in skipped)
         ctx.note(f"skipped {format_counted(len(skipped), 'file')}:\n{shown}", skipped=len(skipped))
