@@ -99,7 +99,11 @@ def render_peer_models(result: PeersResult) -> str:
         who = entry.name or f"…{entry.peer[-_SHORT:]}"
         rows += [(who, _named(each), verdict_words(each), reason_words(each)) for each in entry.models]
         if entry.member and not entry.models:
-            why = "none was loaded there yet" if entry.tells_models else "it does not tell"
+            why = (
+                "none was loaded there yet: kvnet model match there loads them"
+                if entry.tells_models
+                else "it does not tell"
+            )
             rows.append((who, "", "", why))
     table = columns(rows, ("PEER", "MODEL", "THE PEER'S STATE IS", "WHY")) if rows else ""
     steps = advice(each for entry in result.peers for each in entry.models)

@@ -67,7 +67,7 @@ def _summary(result: SavingsResult, money: str) -> str:
             "tokens saved",
             f"{format_count(result.saved_tokens)} of {format_count(result.prompt_tokens)} in prompts ({share:.1f} %)",
         ),
-        ("time saved", _signed(result.saved_s)),
+        ("time saved", _saved(result.saved_s, result.saved_tokens)),
         *(
             (
                 f"  from {_WHERE.get(name, name)}",
@@ -75,7 +75,7 @@ def _summary(result: SavingsResult, money: str) -> str:
                     (
                         format_counted(source.uses, "use"),
                         format_counted(source.tokens, "token"),
-                        _signed(source.saved_s),
+                        _saved(source.saved_s, source.tokens),
                     )
                 ),
             )
@@ -98,7 +98,7 @@ def _row(entry: SavingsEntry) -> tuple[str, ...]:
         format_seconds(entry.paid_s) if entry.paid_s else "-",
         format_count(entry.uses),
         format_count(entry.saved_tokens),
-        _signed(entry.saved_s),
+        _saved(entry.saved_s, entry.saved_tokens),
         paid_off(entry),
     )
 
@@ -108,10 +108,16 @@ def paid_off(entry: SavingsEntry) -> str:
     if not entry.paid_s:
         return "at once"
     if entry.break_even_uses is None:
-        return "not used yet" if not entry.uses else "not like this: reuse takes longer than prefill"
+        if not entry.uses:
+            return "not used yet"
+        # Exactly nothing is what is noted while the prefill speed of a model is unknown.
+        slower = "not like this: reuse takes longer than prefill"
+        return slower if entry.saved_s else "not known: this machine's prefill had not been measured"
     uses = format_counted(entry.break_even_uses, "use")
     return f"yes, with {uses}" if entry.uses >= entry.break_even_uses else f"after about {uses}"
 
 
-def _signed(seconds: float) -> str:
+def _saved(seconds: float, tokens: int) -> str:
+    if tokens and not seconds:
+        return "not known"
     return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"

@@ -181,7 +181,8 @@ def account(**fields: object) -> SavingsEntry:
         ({}, "after about 3 uses"),
         ({"uses": 3}, "yes, with 3 uses"),
         ({"uses": 0, "break_even_uses": None}, "not used yet"),
-        ({"break_even_uses": None}, "not like this: reuse takes longer than prefill"),
+        ({"saved_s": -1.0, "break_even_uses": None}, "not like this: reuse takes longer than prefill"),
+        ({"saved_s": 0.0, "break_even_uses": None}, "not known: this machine's prefill had not been measured"),
         ({"paid_s": 0.0, "break_even_uses": 0}, "at once"),
     ],
 )
@@ -193,6 +194,14 @@ def test_money_is_shown_only_at_the_readers_price() -> None:
     result = SavingsResult([account()], {}, 3, 1, 100, 9, 4.0, 91, 2.0, 10.0, 0)
     assert "money" not in render(result, "")
     assert "2.50 EUR at your price" in render(result, "2.50 EUR")
+
+
+def test_time_saved_at_an_unknown_speed_is_not_said_to_be_none() -> None:
+    unknown = SavingsResult([account(saved_s=0.0, break_even_uses=None)], {}, 3, 1, 100, 9, 0.0, 91, 2.0, 10.0, 0)
+    assert "time saved      not known" in render(unknown, "")
+    assert "0.000 s" not in render(unknown, "")
+    unused = SavingsResult([account(uses=0, saved_tokens=0, saved_s=0.0)], {}, 3, 0, 100, 0, 0.0, 91, 2.0, 10.0, 0)
+    assert "time saved      0.000 s" in render(unused, "")
 
 
 def test_an_artifact_only_ever_used_from_peers_has_an_account() -> None:
