@@ -22,6 +22,8 @@ def match(*models: str, no_load: bool = False, context: Context) -> None:
     context.output.result(result, render_match)
     if not result.members:
         context.output.message("no member is connected: kvnet peers shows who is there")
+    elif not result.models:
+        context.output.message("no model is here to compare: kvnet peers --models shows what the others have")
     for peer in result.silent:
         context.output.message(f"{peer} tells of no model: run kvnet model match there too")
 

@@ -3,7 +3,7 @@
 import datetime as dt
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from kvnet.trust.keys import TEXT_PREFIX, publisher_text
 from kvnet.trust.policy import RefusalCode
 from kvnet_node.events import TextDelta as TextEvent
 from kvnet_node.operations import requests as r
+from kvnet_node.operations.artifacts import model_names_here
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.output import format_counted
+from kvnet_node.samples import model_names
 
 BOOTSTRAP_WAIT_S = 1.5
 """How long a verb's own node waits for the first member among its bootstrap peers."""
@@ -295,19 +297,40 @@ def _model_text(ctx: OperationContext, engine: Engine) -> str:
 
 @asynccontextmanager
 async def _engine_of(ctx: OperationContext, version: NamedVersion, asked: str | None) -> AsyncIterator[Engine]:
-    """The engine that was asked for, else the one a context was made with; for one from a peer, the default model."""
-    engines = ctx.services.engines
-    model = asked or version.model or None
-    if asked is None and model is not None:
-        try:
-            await engines.choose(model)
-        except UnknownModelError:
-            ctx.warn(f"the model {model} of this context is not on this machine; another one answers")
-            model = None
-    async with engines.use(model, ctx.loading) as engine:
+    """The engine that was asked for, else the one a context was made with, else that of the default model."""
+    model = asked or await _model_of(ctx, version)
+    async with ctx.services.engines.use(model, ctx.loading) as engine:
         if engine.info.fingerprint is None or engine.info.fingerprint.hash != version.fingerprint:
             ctx.warn(f"this context was computed with another model than {engine.info.name}; nothing of it is reused")
         yield engine
+
+
+async def _model_of(ctx: OperationContext, version: NamedVersion) -> str | None:
+    """The model here that a context was made with; None when that is not here, and the default one is to answer.
+
+    Raises:
+        UnknownModelError: neither is here.
+    """
+    services = ctx.services
+    # What a peer calls a model is for people to read: it must not choose what is loaded here.
+    own = version.model or (await services.lane.run(model_names, services.paths.samples_dir)).get(version.fingerprint)
+    if own:
+        with suppress(UnknownModelError):
+            await services.engines.choose(own)
+            return own
+    called = own or (await model_names_here(services)).get(version.fingerprint, "")
+    try:
+        await services.engines.choose(None)
+    except UnknownModelError as error:
+        if not called:
+            raise
+        raise UnknownModelError(
+            f"expected the model {called}, with which this context was computed, found neither it nor a default model",
+            hint=error.hint,
+        ) from error
+    if own:
+        ctx.warn(f"the model {own} of this context is not on this machine; another one answers")
+    return None
 
 
 async def _generate(
