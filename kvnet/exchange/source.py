@@ -253,17 +253,19 @@ def _read(path: Path) -> bytes | Skipped:
         return Skipped("unreadable", f"cannot be read: {error.strerror or type(error).__name__}")
     if len(content) > MAX_FILE_SIZE_BYTES:
         return Skipped("size", f"too large: more than {MAX_FILE_SIZE_BYTES:,} bytes")
-    return Skipped("binary", "binary") if _is_binary(content) else content
+    reason = _why_no_text(content)
+    return Skipped("binary", reason) if reason else content
 
 
-def _is_binary(content: bytes) -> bool:
+def _why_no_text(content: bytes) -> str:
+    """Why a file holds no text that can be added; "" when it does."""
     if b"\0" in content:
-        return True
+        return "binary"
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
-        return True
-    return False
+        return "binary, or text that is not UTF-8"
+    return ""
 
 
 def _check_limits(found: _Found) -> None:

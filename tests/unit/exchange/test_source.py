@@ -199,7 +199,11 @@ def test_binary_files_are_skipped_and_listed(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "a\n", "latin1.txt": b"caf\xe9\n", "nul.txt": b"a\0b", "i.png": b"\x89PNG\r\n\x1a\n"})
     layout = lay_out([tmp_path])
     assert layout.order == ("a.txt",)
-    assert reasons(layout) == {"latin1.txt": "binary", "nul.txt": "binary", "i.png": "binary"}
+    assert reasons(layout) == {
+        "latin1.txt": "binary, or text that is not UTF-8",
+        "nul.txt": "binary",
+        "i.png": "binary, or text that is not UTF-8",
+    }
 
 
 BEGIN = "-----BEGIN " + "OPENSSH PRIVATE KEY-----"
