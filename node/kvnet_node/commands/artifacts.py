@@ -54,7 +54,9 @@ def list_artifacts(*, context: Context) -> None:
     result = context.run("list", ListRequest(), ListResult)
     context.output.result(result, render)
     if not result.artifacts:
-        context.output.message("no artifacts yet: kvnet add PATH --name NAME")
+        context.output.message(
+            "no artifacts yet: kvnet add PATH --name NAME makes one, kvnet fetch HASH --name NAME takes a peer's"
+        )
 
 
 def show(artifact: str, /, *, context: Context) -> None:
