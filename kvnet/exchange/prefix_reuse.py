@@ -37,6 +37,12 @@ REUSE_ATTEMPTS = 2
 """Restores that are tried: a second one when the first found damaged chunks, which may have come again from a peer."""
 
 
+FEW_TOKENS = 32
+LITTLE_SHARE = 1 / 16
+"""Fewer tokens than this, and a smaller share of the prompt, are no reason to read a chunk: they are computed along with
+the rest, in hardly more time. Prompts that have nothing in common but how their template begins have so few."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where reused K/V came from.
@@ -181,7 +187,7 @@ class PrefixReuse:
             reasons=tuple(dict.fromkeys(search.reasons)),
             fetch_plan=search.plan,
         )
-        if local.hit is not None and local.hit.n_tokens > wanted.live_tokens:
+        if local.hit is not None and _worth_restoring(local.hit.n_tokens - wanted.live_tokens, len(wanted.tokens)):
             prefix = await self._planned(prefix, local.hit, touch=wanted.touch)
         return replace(prefix, lookup_s=trio.current_time() - began_s)
 
@@ -267,6 +273,11 @@ class PrefixReuse:
         if prefix.hit is not None:
             with suppress(StoreError):
                 await self._lane.run(self._store.verify, prefix.hit.artifact)
+
+
+def _worth_restoring(more_tokens: int, prompt_tokens: int) -> bool:
+    """Whether so many tokens more than RAM holds are worth reading state from disk."""
+    return more_tokens >= min(FEW_TOKENS, max(1.0, LITTLE_SHARE * prompt_tokens))
 
 
 def _may_be_the_prefix(error: KvnetError) -> bool:

@@ -82,6 +82,21 @@ async def test_what_ram_has_lost_comes_back_from_disk(
     assert "this node is on no network: no peer was asked" in again.reuse.reasons
 
 
+async def test_a_prompt_that_begins_like_a_stored_one_for_a_few_tokens_is_computed(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await start_node(world, nursery, tmp_path, "a", alone=True)
+    await a.ask(SYSTEM, QUESTION)
+    await a.engine.drop_live()
+    other = ("system", f"Another text. {SYSTEM[1]}")
+    told = await a.ask_now(other, QUESTION)
+    # The template begins both, which is worth reading no chunk; a short prompt of which it is much is another matter.
+    assert (told.reuse.source, told.reuse.reused_tokens) == ("none", 0)
+    short = await a.ask_now(("system", SYSTEM[1][:100]), QUESTION)
+    assert short.reuse.source == "disk"
+    assert short.reuse.reused_tokens > 100
+
+
 async def test_ram_is_used_where_disk_holds_no_more(
     autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
