@@ -39,8 +39,8 @@ REUSE_ATTEMPTS = 2
 
 FEW_TOKENS = 32
 LITTLE_SHARE = 1 / 16
-"""Fewer tokens than this, and a smaller share of the prompt, are no reason to read a chunk: they are computed along with
-the rest, in hardly more time. Prompts that have nothing in common but how their template begins have so few."""
+"""Fewer tokens than this, and a smaller share of the prompt, are no reason to read a chunk: they are computed with the
+rest, in hardly more time. Prompts that have nothing in common but how their template begins have so few."""
 
 
 @dataclass(frozen=True, slots=True)
