@@ -187,7 +187,8 @@ class PrefixReuse:
             reasons=tuple(dict.fromkeys(search.reasons)),
             fetch_plan=search.plan,
         )
-        if local.hit is not None and _worth_restoring(local.hit.n_tokens - wanted.live_tokens, len(wanted.tokens)):
+        if _worth_restoring(_n_tokens(local), wanted):
+            assert local.hit is not None  # noqa: S101 - for the type checker
             prefix = await self._planned(prefix, local.hit, touch=wanted.touch)
         return replace(prefix, lookup_s=trio.current_time() - began_s)
 
@@ -275,9 +276,10 @@ class PrefixReuse:
                 await self._lane.run(self._store.verify, prefix.hit.artifact)
 
 
-def _worth_restoring(more_tokens: int, prompt_tokens: int) -> bool:
-    """Whether so many tokens more than RAM holds are worth reading state from disk."""
-    return more_tokens >= min(FEW_TOKENS, max(1.0, LITTLE_SHARE * prompt_tokens))
+def _worth_restoring(stored_tokens: int, wanted: Wanted) -> bool:
+    """Whether the store has more than RAM holds, and enough to read state from disk for."""
+    enough = min(FEW_TOKENS, LITTLE_SHARE * len(wanted.tokens))
+    return stored_tokens > wanted.live_tokens and stored_tokens >= enough
 
 
 def _may_be_the_prefix(error: KvnetError) -> bool:
