@@ -187,8 +187,7 @@ class PrefixReuse:
             reasons=tuple(dict.fromkeys(search.reasons)),
             fetch_plan=search.plan,
         )
-        if _worth_restoring(_n_tokens(local), wanted):
-            assert local.hit is not None  # noqa: S101 - for the type checker
+        if local.hit is not None and _worth_restoring(local.hit.n_tokens, wanted):
             prefix = await self._planned(prefix, local.hit, touch=wanted.touch)
         return replace(prefix, lookup_s=trio.current_time() - began_s)
 

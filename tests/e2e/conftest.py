@@ -95,11 +95,7 @@ class Kvnet:
     def until(self, what: Callable[[dict[str, Any]], bool], *arguments: str) -> dict[str, Any]:
         """The result of a command once it is as expected: what nodes tell each other takes a moment, more on a busy
         machine."""
-        until_s = time.monotonic() + TIMEOUT_S
-        while not what(seen := self.json(*arguments)):
-            assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
-            time.sleep(0.2)
-        return seen
+        return _once(what, lambda: self.json(*arguments))
 
     def asked(self, verb: str) -> dict[str, Any]:
         """What the running node says to a verb without arguments, without a process for it."""
@@ -110,11 +106,7 @@ class Kvnet:
 
     def watch(self, what: Callable[[dict[str, Any]], bool], verb: str) -> dict[str, Any]:
         """As `until`, of the running node, and without a process for each look."""
-        until_s = time.monotonic() + TIMEOUT_S
-        while not what(seen := self.asked(verb)):
-            assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
-            time.sleep(POLL_S)
-        return seen
+        return _once(what, lambda: self.asked(verb))
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         """A command that goes on while the test does; ended with the test."""
@@ -166,6 +158,15 @@ def files_of(folder: Path) -> dict[Path, bytes]:
             with suppress(FileNotFoundError):
                 found[path] = path.read_bytes()
     return found
+
+
+def _once(what: Callable[[dict[str, Any]], bool], look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is seen once it is as expected; another process has no event for this."""
+    until_s = time.monotonic() + TIMEOUT_S
+    while not what(seen := look()):
+        assert time.monotonic() < until_s, f"not so within {TIMEOUT_S:.0f} s: {json.dumps(seen, indent=1)}"
+        time.sleep(POLL_S)
+    return seen
 
 
 @pytest.fixture
