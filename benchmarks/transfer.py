@@ -1,7 +1,7 @@
 """How fast verified bytes get from one process to another on loopback, beside what could be had.
 
-``python -m benchmarks.transfer [--json] [--size-mib N] [--rounds N]``. Everything is interleaved: each round measures
-every row once, and the medians are compared.
+``python -m benchmarks.transfer [--json] [--size-mib N] [--rounds N] [--rows NAME,NAME]``. Everything is interleaved:
+each round measures every row once, and the medians are compared.
 """
 
 import argparse
@@ -164,13 +164,14 @@ class Result:
     growth_mib: float
 
 
-async def measure(size_bytes: int, rounds: int, directory: Path) -> Result:
-    """All rows, interleaved.
+async def measure(size_bytes: int, rounds: int, directory: Path, chosen: frozenset[str]) -> Result:
+    """The chosen rows, interleaved.
 
     Args:
         size_bytes: about how many bytes each row moves.
         rounds: how often.
         directory: for everything that is written.
+        chosen: names of rows; those that cannot run here are left out.
     """
     size_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
     source = directory / "source"
@@ -220,7 +221,8 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> Result:
                     [streams.process.pid],
                 ),
             }
-            if torrent.available():
+            rows = {name: row for name, row in rows.items() if name in chosen}
+            if "libtorrent" in chosen and torrent.available():
                 rows["libtorrent"] = _torrent_row(peers, directory, size_bytes)
             await fetching.into_memory()  # warm: the connection, the page cache, the window
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -229,8 +231,8 @@ async def measure(size_bytes: int, rounds: int, directory: Path) -> Result:
             for _ in range(rounds):
                 for name, (row, _) in rows.items():
                     await measured[name].run(row, size_bytes // (STREAM_SHARE if name == "libp2p_stream" else 1))
-                duplicates["ours_disk_4"].append(swarm.sound.duplicate_shares[-1])
-                duplicates[FAULTY].append(swarm.faulty.duplicate_shares[-1])
+                for name, swarmed in (("ours_disk_4", swarm.sound), (FAULTY, swarm.faulty)):
+                    duplicates[name].extend(swarmed.duplicate_shares[-1:] if name in rows else ())
             growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / _MAXRSS_PER_MIB
             nursery.cancel_scope.cancel()
         swarm.close()
@@ -268,6 +270,12 @@ FIGURES = (
 )
 """Rows of the last line of ``--json``, in its order."""
 
+PAIRS = {
+    "into memory": ("ours_memory_1", "tls_blake3"),
+    "to disk": ("ours_disk_1", "tls_blake3_disk"),
+}
+"""Rows that are compared round by round: the first of each pair is ours."""
+
 TITLES = {
     "tls_blake3": "bare TLS 1.3 pair, BLAKE3",
     "ours_memory_1": "kvnet, 1 provider, into memory",
@@ -289,10 +297,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default=",".join(TITLES), help="those of them to measure, by name")
     options = parser.parse_args([] if arguments is None else arguments)
+    chosen = frozenset(options.rows.split(","))
+    if unknown := chosen - set(TITLES):
+        parser.error(f"expected rows of {', '.join(TITLES)}; found {', '.join(sorted(unknown))}")
     size_bytes = options.size_mib << 20
     with scratch() as folder:
-        result = trio.run(measure, size_bytes, options.rounds, Path(folder))
+        result = trio.run(measure, size_bytes, options.rounds, Path(folder), chosen)
     _print(result, f"transfer, {options.size_mib} MiB, two processes on loopback, {options.rounds} rounds")
     if options.json:
         _print_json(result, size_bytes)
@@ -305,10 +317,26 @@ def _print(result: Result, title: str) -> None:
     for name in names:
         here, there = (statistics.median(each) for each in _processor(result.rows[name]))
         print(f"  {TITLES[name]:52} {here:5.2f} s {there:5.2f} s")
+    for name, (ours, bare) in PAIRS.items():
+        if ours in result.rows and bare in result.rows:
+            print(f"  {name}: {_ratio(result.rows[ours], result.rows[bare])}")
     for name, shares in result.duplicates.items():
+        if not shares:
+            continue
         print(f"  duplicates, {TITLES[name]}: {', '.join(f'{share:.1%}' for share in shares)}")
     print(f"  this process grew by {result.growth_mib:.0f} MiB")
     print(f"  {machine()}")
+
+
+def _ratio(ours: Measured, bare: Measured) -> str:
+    """Of the medians, of each round, and of the processor time of both ends: the last varies least."""
+    rounds = [a / b for a, b in zip(ours.bytes_per_s, bare.bytes_per_s, strict=True)]
+    spent = [sum(map(statistics.median, _processor(row))) for row in (ours, bare)]
+    medians = statistics.median(ours.bytes_per_s) / statistics.median(bare.bytes_per_s)
+    return (
+        f"{medians:.2f} of the bare pair; by rounds {statistics.median(rounds):.2f} ({min(rounds):.2f} to "
+        f"{max(rounds):.2f}, mean {statistics.fmean(rounds):.2f}); by processor time {spent[1] / spent[0]:.2f}"
+    )
 
 
 def _processor(row: Measured) -> tuple[list[float], list[float]]:
@@ -317,15 +345,15 @@ def _processor(row: Measured) -> tuple[list[float], list[float]]:
 
 def _print_json(result: Result, size_bytes: int) -> None:
     medians = {name: round(statistics.median(row.bytes_per_s) / 1e6, 1) for name, row in result.rows.items()}
-    shares = {name: round(statistics.median(each), 4) for name, each in result.duplicates.items()}
+    shares = {name: round(statistics.median(each), 4) for name, each in result.duplicates.items() if each}
     processor = {name: [round(statistics.median(each), 3) for each in _processor(r)] for name, r in result.rows.items()}
     print(json.dumps({"type": "transfer processor", **{f"{name}_s_per_gb": each for name, each in processor.items()}}))
     print(
         json.dumps(
             {
                 "type": "transfer faulty",
-                f"{TWO}_mb_s": medians[TWO],
-                f"{FAULTY}_mb_s": medians[FAULTY],
+                f"{TWO}_mb_s": medians.get(TWO),
+                f"{FAULTY}_mb_s": medians.get(FAULTY),
                 **{f"{name}_duplicate_share": share for name, share in shares.items()},
             }
         )
