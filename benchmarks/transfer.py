@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", default=",".join(TITLES), help="those of them to measure, by name")
+    parser.add_argument("--rows", default=",".join(TITLES), help=f"which of {', '.join(TITLES)}; all if not given")
     options = parser.parse_args([] if arguments is None else arguments)
     chosen = frozenset(options.rows.split(","))
     if unknown := chosen - set(TITLES):
