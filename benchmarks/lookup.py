@@ -21,7 +21,7 @@ from benchmarks.report import machine
 from kvnet.exchange.lookups import LookedUp
 from kvnet.format.prefix import block_keys
 from kvnet.protocol.lookup import LookupQuery
-from kvnet.protocol.messages import Tell
+from kvnet.protocol.messages.statements import Tell
 
 GOAL = 3.0
 """A lookup takes at most so many echoes."""

@@ -9,7 +9,8 @@ from kvnet.format.hashes import derive_key
 from kvnet.protocol.enrolment import make_enrol
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Occasion, Role, proof_entry
-from kvnet.protocol.messages import Enrolled, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.enrolment import Enrolled
 from kvnet.trust.invitation import invitation_text
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace, encode_namespace_file

@@ -14,27 +14,20 @@ from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.handshake import SessionConfig, SessionOpened
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
-from kvnet.protocol.messages import (
-    Capability,
-    Challenge,
-    ChunkHeader,
+from kvnet.protocol.messages.artifacts import (
     ChunkListReply,
     GetChunkList,
-    GetChunks,
     GetManifest,
-    Hello,
     Lookup,
     LookupReply,
     ManifestReply,
-    Ping,
-    Proof,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-    decode_chunk_request,
-    encode_message,
 )
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import ChunkHeader, GetChunks, decode_chunk_request
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.handshake import Capability, Challenge, Hello, Proof
+from kvnet.protocol.messages.liveness import Ping
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.session import ControlSession, RequestReceived
 from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.namespace import Namespace

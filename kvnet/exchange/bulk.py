@@ -28,19 +28,11 @@ from kvnet.network.bulk.sending import Sender
 from kvnet.network.interface import Network
 from kvnet.network.places import hosts_of
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    BulkCipher,
-    BulkDialled,
-    BulkOffer,
-    BulkRequest,
-    Capability,
-    DialBulk,
-    GetChunks,
-    OpenBulk,
-    RefusalReason,
-    Refused,
-    Reply,
-)
+from kvnet.protocol.messages.bulk import BulkCipher, BulkDialled, BulkOffer, DialBulk, OpenBulk
+from kvnet.protocol.messages.chunks import GetChunks
+from kvnet.protocol.messages.control import BulkRequest, Reply
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.store.interface import Store
 
 if TYPE_CHECKING:

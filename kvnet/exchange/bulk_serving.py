@@ -14,7 +14,8 @@ from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, blake3_hash
 from kvnet.network.bulk.sending import Answers, HeldChunk, Room
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkRefused, GetChunks, RefusalReason
+from kvnet.protocol.messages.chunks import ChunkRefused, GetChunks
+from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.protocol.serve import RefuseChunks, SendChunks
 from kvnet.store.interface import Store
 

@@ -22,7 +22,7 @@ from kvnet.protocol.fetch import (
     RequestChunks,
 )
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkHeader, ChunkRefused, GetChunks
+from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused, GetChunks
 from kvnet.protocol.pace import Pace, Purpose
 
 Sink = Callable[[Sequence[VerifiedChunk], PeerId], Awaitable[None]]

@@ -23,7 +23,7 @@ from kvnet.format.prefix import common_prefix
 from kvnet.protocol.cost import Offer
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import Candidate, LookupQuery, check_manifest
-from kvnet.protocol.messages import RefusalReason
+from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.protocol.speeds import Link
 from kvnet.store.interface import Store
 from kvnet.trust.namespace import Namespace

@@ -14,17 +14,11 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import Admission, OpenInvitation, check_enrolled, make_enrol, may_enrol
 from kvnet.protocol.gossip import Allowance
-from kvnet.protocol.messages import (
-    MAX_TOLD,
-    MAX_TOLD_BYTES,
-    Capability,
-    Enrol,
-    Enrolled,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-)
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.enrolment import Enrol, Enrolled
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
+from kvnet.protocol.messages.statements import MAX_TOLD, MAX_TOLD_BYTES
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import encode_namespace_file
 from kvnet.trust.roster import Roster

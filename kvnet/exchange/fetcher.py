@@ -23,7 +23,8 @@ from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.fetch import DropReason, FetchLimits
 from kvnet.protocol.have import HeldChunks
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import Capability, GetHave, Have
+from kvnet.protocol.messages.artifacts import GetHave, Have
+from kvnet.protocol.messages.handshake import Capability
 from kvnet.protocol.pace import Pace, Purpose
 from kvnet.protocol.scoring import PeerScores
 from kvnet.store.interface import ArtifactRecord, Store

@@ -20,7 +20,8 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry, page_count
 from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.chunklist import verify_chunk_list
-from kvnet.protocol.messages import ChunkListReply, GetChunkList, GetManifest, ManifestReply, RefusalReason
+from kvnet.protocol.messages.artifacts import ChunkListReply, GetChunkList, GetManifest, ManifestReply
+from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.trust.envelope import SignedManifest, open_manifest
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import Refusal

@@ -28,7 +28,7 @@ from kvnet.protocol.lookup import (
     dht_depths,
     whom_to_ask,
 )
-from kvnet.protocol.messages import LookupReply
+from kvnet.protocol.messages.artifacts import LookupReply
 from kvnet.protocol.scoring import PeerScores
 
 MAX_HEARSAY = 2

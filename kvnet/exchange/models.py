@@ -22,20 +22,10 @@ from kvnet.format.fingerprint import Producer, decode_fingerprint
 from kvnet.format.sample import decode_sample, sample_hash
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.matching import ModelHere, ModelMatch, Packing, Relation, match_models, with_measured
-from kvnet.protocol.messages import (
-    MAX_MODELS,
-    Capability,
-    GetModels,
-    GetSample,
-    ModelEntry,
-    Models,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-    Sample,
-    models_digest,
-)
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.models import MAX_MODELS, GetModels, GetSample, ModelEntry, Models, Sample, models_digest
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 
 _log = logging.getLogger(__name__)
 

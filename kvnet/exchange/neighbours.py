@@ -16,7 +16,7 @@ from kvnet.network.dialing import connect_first
 from kvnet.network.interface import Network
 from kvnet.network.lan.records import Sighting
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import PROTOCOL_VERSION
+from kvnet.protocol.messages.handshake import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus

@@ -29,18 +29,10 @@ from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.clock import clock_word
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    ArtifactRequest,
-    BulkRequest,
-    Capability,
-    GetManifest,
-    ManifestReply,
-    MemberRequest,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-)
+from kvnet.protocol.messages.artifacts import GetManifest, ManifestReply
+from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, MemberRequest, Reply, Request
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.store.interface import ArtifactRecord, Store

@@ -9,7 +9,10 @@ from kvnet.errors import KvnetError
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.session import PeerSession
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import Capability, Presence, Reply, Request, Told
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.liveness import Presence
+from kvnet.protocol.messages.statements import Told
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,9 @@ from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Heard, Statements
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.protocol.gossip import Allowance, answer, is_ordered, short
-from kvnet.protocol.messages import GetStatements, RefusalReason, Refused, Reply, Request
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
+from kvnet.protocol.messages.statements import GetStatements
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.machines import keys_of_machine

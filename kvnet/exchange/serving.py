@@ -16,20 +16,11 @@ from kvnet.network.bulk.sending import pieces_of
 from kvnet.network.interface import ByteStream
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    ArtifactRequest,
-    BulkRequest,
-    ChunkHeader,
-    ChunkRefused,
-    DialBulk,
-    GetChunks,
-    OpenBulk,
-    RefusalReason,
-    Refused,
-    Reply,
-    decode_chunk_request,
-    encode_message,
-)
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.bulk import DialBulk, OpenBulk
+from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_request
+from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, Reply
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import purpose_of
 from kvnet.protocol.serve import HeldArtifact, HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.store.interface import ArtifactRecord, Store

@@ -17,7 +17,8 @@ from kvnet.network.interface import ByteStream
 from kvnet.protocol.handshake import SessionOpened
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Occasion
-from kvnet.protocol.messages import Refused, Reply, Request
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.refusals import Refused
 from kvnet.protocol.session import (
     ControlSession,
     Event,

@@ -14,20 +14,11 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import blake3_hash
 from kvnet.protocol import gossip
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    MAX_TOLD_BYTES,
-    Capability,
-    GetStatements,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-    Tell,
-    Told,
-)
-from kvnet.protocol.messages import (
-    Statements as StatementsReply,
-)
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
+from kvnet.protocol.messages.statements import MAX_TOLD_BYTES, GetStatements, Tell, Told
+from kvnet.protocol.messages.statements import Statements as StatementsReply
 from kvnet.trust.namespace import Namespace
 
 _log = logging.getLogger(__name__)

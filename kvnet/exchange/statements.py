@@ -24,7 +24,8 @@ from kvnet.exchange.statement_keep import RamKeep, StatementKeep
 from kvnet.exchange.statement_talk import Talks, name_of
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.protocol import gossip
-from kvnet.protocol.messages import Capability, GetStatements, Tell
+from kvnet.protocol.messages.handshake import Capability
+from kvnet.protocol.messages.statements import GetStatements, Tell
 from kvnet.trust.authority import RELEVANT, Keys, Standing, standing
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey

@@ -20,7 +20,8 @@ from kvnet.exchange.told_dialing import ToldDialer
 from kvnet.network.interface import Network
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, PeerClaim
-from kvnet.protocol.messages import MAX_RECORDS, Capability
+from kvnet.protocol.messages.artifacts import MAX_RECORDS
+from kvnet.protocol.messages.handshake import Capability
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.protocol.scoring import PeerScores
 from kvnet.protocol.tables import KnownMember, PeerTables, TableLimits, Taken

@@ -10,7 +10,8 @@ from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.network.interface import ByteStream, Network, StreamKind
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import ChunkHeader, GetChunks, decode_chunk_answer, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import ChunkHeader, GetChunks, decode_chunk_answer
 
 READ_SIZE_BYTES = 256 * 1024
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvnet.format.hashes import BytesLike, ChunkHash
-from kvnet.protocol.messages import ChunkHeader, ChunkRefused
+from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused
 
 
 @dataclass(frozen=True, slots=True)

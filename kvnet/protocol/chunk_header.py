@@ -6,7 +6,8 @@ Who sends makes it; who receives compares what came with the one that must come 
 from typing import Final
 
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES
-from kvnet.protocol.messages import ChunkHeader, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import ChunkHeader
 
 _BEFORE_INDEX, _BEFORE_LENGTH, _ = encode_message(ChunkHeader(index=0, length_bytes=0)).split(b"\0")
 _SMALL: Final = 24

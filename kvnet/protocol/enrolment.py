@@ -17,7 +17,7 @@ from typing import Final
 from kvnet.errors import KvnetError, TrustError
 from kvnet.format.hashes import derive_key, keyed_hash
 from kvnet.protocol.membership import Occasion
-from kvnet.protocol.messages import Enrol, Enrolled
+from kvnet.protocol.messages.enrolment import Enrol, Enrolled
 from kvnet.trust.keys import PublisherKey, publisher_text, verify_signature
 from kvnet.trust.namespace import Namespace, decode_namespace_file
 from kvnet.trust.roster import DEVICE, Roster, build_roster

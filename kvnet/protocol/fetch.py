@@ -30,7 +30,8 @@ from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, ChunkHash, blake3_hash
 from kvnet.protocol.fetch_peer import DropReason, FetchPeer, ServiceTimes
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import MAX_CHUNKS_PER_REQUEST, RefusalReason
+from kvnet.protocol.messages.chunks import MAX_CHUNKS_PER_REQUEST
+from kvnet.protocol.messages.refusals import RefusalReason
 
 __all__ = [
     "MISCONDUCT",

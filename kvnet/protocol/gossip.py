@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvnet.protocol.messages import (
+from kvnet.protocol.messages.statements import (
     KNOWN_SIZE_BYTES,
     MAX_KNOWN,
     MAX_TOLD,

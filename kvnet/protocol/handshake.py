@@ -23,7 +23,8 @@ from kvnet.protocol.membership import (
     make_proof,
     shared_slots,
 )
-from kvnet.protocol.messages import MAX_AGENT_LENGTH, PROTOCOL_VERSION, Capability, Challenge, Hello, Message, Proof
+from kvnet.protocol.messages.control import Message
+from kvnet.protocol.messages.handshake import MAX_AGENT_LENGTH, PROTOCOL_VERSION, Capability, Challenge, Hello, Proof
 from kvnet.trust.namespace import Namespace
 
 SESSION_ID_SIZE_BYTES = 16

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 
 from kvnet.errors import ProtocolViolationError
-from kvnet.protocol.messages import MAX_RUNS
+from kvnet.protocol.messages.artifacts import MAX_RUNS
 
 
 def encode_runs(held: Iterable[int]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from kvnet.format.codecs import Codec
 from kvnet.format.hashes import FingerprintHash, LookupKey, PrefixKey
 from kvnet.format.prefix import BLOCK_TOKENS, checkpoints
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import MAX_LOOKUP_KEYS, Lookup, LookupReply, Match
+from kvnet.protocol.messages.artifacts import MAX_LOOKUP_KEYS, Lookup, LookupReply, Match
 from kvnet.trust.envelope import SignedManifest
 from kvnet.trust.namespace import Namespace
 

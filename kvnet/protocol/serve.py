@@ -16,13 +16,10 @@ from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
 from kvnet.format.manifest import Manifest
 from kvnet.protocol.have import encode_runs
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
+from kvnet.protocol.messages.artifacts import (
     MAX_MATCHES,
-    ArtifactRequest,
-    BulkRequest,
     ChunkListReply,
     GetChunkList,
-    GetChunks,
     GetHave,
     GetManifest,
     Have,
@@ -30,12 +27,11 @@ from kvnet.protocol.messages import (
     LookupReply,
     ManifestReply,
     Match,
-    Ping,
-    Pong,
-    RefusalReason,
-    Refused,
-    Reply,
 )
+from kvnet.protocol.messages.chunks import GetChunks
+from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, Reply
+from kvnet.protocol.messages.liveness import Ping, Pong
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import Pace, Purpose, purpose_of
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy

@@ -17,42 +17,24 @@ from kvnet.errors import ProtocolViolationError, UsageError
 from kvnet.protocol.framing import FrameReader, encode_frame
 from kvnet.protocol.handshake import Handshake, SessionConfig, SessionOpened
 from kvnet.protocol.membership import Occasion
-from kvnet.protocol.messages import (
-    ArtifactRequest,
-    BulkDialled,
-    BulkOffer,
+from kvnet.protocol.messages.artifacts import (
     ChunkListReply,
-    DialBulk,
-    Enrol,
-    Enrolled,
     GetChunkList,
     GetHave,
     GetManifest,
-    GetModels,
-    GetSample,
-    GetStatements,
     Have,
     Lookup,
     LookupReply,
     ManifestReply,
-    MemberRequest,
-    Message,
-    Models,
-    OpenBulk,
-    Ping,
-    Pong,
-    Presence,
-    RefusalReason,
-    Refused,
-    Reply,
-    Request,
-    Sample,
-    Statements,
-    Tell,
-    Told,
-    decode_message,
-    encode_message,
 )
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.bulk import BulkDialled, BulkOffer, DialBulk, OpenBulk
+from kvnet.protocol.messages.control import ArtifactRequest, MemberRequest, Message, Reply, Request, decode_message
+from kvnet.protocol.messages.enrolment import Enrol, Enrolled
+from kvnet.protocol.messages.liveness import Ping, Pong, Presence
+from kvnet.protocol.messages.models import GetModels, GetSample, Models, Sample
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
+from kvnet.protocol.messages.statements import GetStatements, Statements, Tell, Told
 
 _MAX_LATE = 1024
 """Requests given up whose late answer is still ignored; a session may last for weeks."""

@@ -18,7 +18,7 @@ from kvnet.format.hashes import NamespaceId
 from kvnet.format.prefix import BLOCK_TOKENS, checkpoints
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, PeerClaim
-from kvnet.protocol.messages import MAX_MATCHES, Match
+from kvnet.protocol.messages.artifacts import MAX_MATCHES, Match
 from kvnet.protocol.table_index import Held, Index, Page, Table
 from kvnet.trust.statements import HeldEntry, ProviderRecord
 

@@ -20,7 +20,7 @@ from kvnet.format import cbor
 from kvnet.format.fingerprint import Fingerprint, Producer, decode_fingerprint
 from kvnet.format.sample import MAX_SAMPLE_BYTES, decode_sample
 from kvnet.protocol.matching import ModelHere, Packing
-from kvnet.protocol.messages import MAX_GROUP, MAX_WEIGHT_BITS
+from kvnet.protocol.messages.models import MAX_GROUP, MAX_WEIGHT_BITS
 from kvnet_node.paths import write_private
 
 _log = structlog.get_logger(__name__)

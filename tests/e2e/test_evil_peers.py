@@ -13,7 +13,8 @@ from kvnet.format.hashes import artifact_hash_of, artifact_text
 from kvnet.network.interface import ByteStream
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.framing import encode_frame
-from kvnet.protocol.messages import ChunkHeader, GetChunks, GetManifest, Lookup
+from kvnet.protocol.messages.artifacts import GetManifest, Lookup
+from kvnet.protocol.messages.chunks import ChunkHeader, GetChunks
 from kvnet.store.disk import DiskStore
 from kvnet.trust.envelope import StatementType, open_manifest, seal
 from tests.e2e.conftest import TIMEOUT_S, Kvnet, Ran

@@ -13,7 +13,8 @@ from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import Hello, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.handshake import Hello
 from tests.e2e.conftest import Kvnet
 from tests.e2e.prepared import prepare
 from tests.unit.store.samples import FRIEND

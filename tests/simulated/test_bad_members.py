@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from kvnet.errors import KvnetError, PeerRefusedError
 from kvnet.exchange import rosters
 from kvnet.network.memory import World
-from kvnet.protocol.messages import GetStatements, RefusalReason
+from kvnet.protocol.messages.refusals import RefusalReason
+from kvnet.protocol.messages.statements import GetStatements
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement

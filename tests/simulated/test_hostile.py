@@ -15,19 +15,9 @@ from kvnet.network.interface import ByteStream, StreamKind
 from kvnet.network.memory import MemoryNetwork, World
 from kvnet.network.memory_links import Link
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    ChunkHeader,
-    ChunkRefused,
-    GetChunkList,
-    GetChunks,
-    GetManifest,
-    Lookup,
-    LookupReply,
-    Match,
-    Reply,
-    Request,
-    decode_chunk_answer,
-)
+from kvnet.protocol.messages.artifacts import GetChunkList, GetManifest, Lookup, LookupReply, Match
+from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused, GetChunks, decode_chunk_answer
+from kvnet.protocol.messages.control import Reply, Request
 from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.envelope import StatementType, open_manifest, seal
 from kvnet.trust.keys import PublisherKey

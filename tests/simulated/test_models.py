@@ -20,7 +20,7 @@ from kvnet.format.fingerprint import Comparison, Producer, Verdict
 from kvnet.format.sample import Sample, decode_sample
 from kvnet.network.memory import World
 from kvnet.protocol.matching import ModelHere, Packing, Relation
-from kvnet.protocol.messages import GetModels, GetSample
+from kvnet.protocol.messages.models import GetModels, GetSample
 from tests.simulated.nodes import OTHER, Node, StartNode, identity, start_node
 
 MAC = Producer("toy", "toy 1, blas 1", "a Mac", "any", 512)

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from kvnet.errors import KvnetError
 from kvnet.exchange.presence import Presences, PresenceState
 from kvnet.network.memory import World
-from kvnet.protocol.messages import Presence
+from kvnet.protocol.messages.liveness import Presence
 from tests.simulated.nodes import Node, StartNode, identity, start_node
 
 TOKENS = list(range(3, 200)) * 3

@@ -12,7 +12,7 @@ from kvnet.format.chunks import ChunkKind
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.memory import World
 from kvnet.protocol.announce import AnnounceLimits
-from kvnet.protocol.messages import GetHave
+from kvnet.protocol.messages.artifacts import GetHave
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from tests.simulated.nodes import Node, identity, start_node

@@ -15,7 +15,8 @@ from kvnet.exchange.statements import Heard, RamKeep, Saying, Statements
 from kvnet.format.hashes import blake3_hash
 from kvnet.network.memory import World
 from kvnet.protocol.gossip import GossipLimits
-from kvnet.protocol.messages import GetStatements, Refused, Tell
+from kvnet.protocol.messages.refusals import Refused
+from kvnet.protocol.messages.statements import GetStatements, Tell
 from kvnet.trust import statement_book
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey

@@ -14,7 +14,7 @@ from kvnet.exchange.sharing import share
 from kvnet.format.hashes import ArtifactHash, NamespaceId
 from kvnet.network.memory import World
 from kvnet.protocol.enrolment import make_enrol
-from kvnet.protocol.messages import RefusalReason
+from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.invitation import parse_invitation_text
 from kvnet.trust.keys import publisher_text

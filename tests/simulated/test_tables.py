@@ -12,7 +12,9 @@ from kvnet.exchange.statement_talk import TELL_AGAIN_S, TELL_PAUSES_S
 from kvnet.format.hashes import ArtifactHash, blake3_hash
 from kvnet.format.prefix import block_keys
 from kvnet.network.memory import World
-from kvnet.protocol.messages import RefusalReason, Refused, Reply, Request, Tell
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
+from kvnet.protocol.messages.statements import Tell
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.trust.statements import HeldEntry, ProviderRecord, Revocation, open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node

@@ -13,7 +13,9 @@ from kvnet.network.memory import World
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.framing import FrameReader
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import LookupReply, ManifestReply, Statements, Tell, decode_message
+from kvnet.protocol.messages.artifacts import LookupReply, ManifestReply
+from kvnet.protocol.messages.control import decode_message
+from kvnet.protocol.messages.statements import Statements, Tell
 from kvnet.trust.envelope import open_manifest
 from kvnet.trust.statements import Revocation, open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node

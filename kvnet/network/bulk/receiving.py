@@ -16,7 +16,8 @@ from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
-from kvnet.protocol.messages import CancelChunks, ChunkRefused, GetChunks, decode_chunk_answer, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import CancelChunks, ChunkRefused, GetChunks, decode_chunk_answer
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of whole chunks that nobody has done with yet; beyond it the thread stops reading, and the peer sending."""

@@ -18,14 +18,9 @@ from kvnet.network.bulk.link import Link, run_soon
 from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import FrameReader, encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
-    CancelChunks,
-    ChunkRefused,
-    GetChunks,
-    RefusalReason,
-    decode_bulk_ask,
-    encode_message,
-)
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import CancelChunks, ChunkRefused, GetChunks, decode_bulk_ask
+from kvnet.protocol.messages.refusals import RefusalReason
 
 REST_S: Final = 120.0
 """Seconds without a request after which a connection is closed; the asking side gives it up earlier."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvnet.errors import UsageError
 from kvnet.protocol.ids import PeerId, parse_peer_text, peer_text
-from kvnet.protocol.messages import PROTOCOL_VERSION
+from kvnet.protocol.messages.handshake import PROTOCOL_VERSION
 
 SERVICE_TYPE = "_kvnet._tcp.local."
 NAME_SIZE_BYTES = 8

@@ -9,7 +9,7 @@ from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Role
-from kvnet.protocol.messages import encode_message
+from kvnet.protocol.messages.base import encode_message
 from kvnet.protocol.session import ControlSession, Event, SessionLimits
 from kvnet.trust.namespace import Namespace
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from kvnet.format import limits
 from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame
-from kvnet.protocol.messages import ChunkHeader, decode_chunk_answer, encode_message
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import ChunkHeader, decode_chunk_answer
 
 EDGES = [0, 1, 23, 24, 255, 256, 65535, 65536, limits.MAX_CHUNKS - 1]
 

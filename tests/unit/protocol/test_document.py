@@ -8,13 +8,13 @@ import pytest
 
 from kvnet.format import limits
 from kvnet.network.interface import STREAM_WINDOW_BYTES, StreamKind
-from kvnet.protocol import messages
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.protocol.handshake import SESSION_ID_SIZE_BYTES
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
 from kvnet.protocol.membership import PROOF_ENTRIES
+from kvnet.protocol.messages import artifacts, chunks, control, fields, handshake, refusals
 from kvnet.protocol.pace import WEIGHTS, Purpose
 from kvnet.protocol.provider_pages import PageLimits
 from kvnet.protocol.scoring import FADE_S
@@ -27,14 +27,14 @@ from kvnet.trust.statements import PAGE_ARTIFACTS
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 CDDL = "\n".join(re.findall(r"^```cddl\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
 RULES = dict(re.findall(r"^([a-z0-9][a-z0-9-]*) = (.*?)(?=^[a-z0-9][a-z0-9-]* = |\Z)", CDDL, re.MULTILINE | re.DOTALL))
-ALL: tuple[Any, ...] = (*get_args(messages.Message), *get_args(messages.BulkAsk), *get_args(messages.ChunkAnswer))
+ALL: tuple[Any, ...] = (*get_args(control.Message), *get_args(chunks.BulkAsk), *get_args(chunks.ChunkAnswer))
 
 
 def rule_of(kind: Any) -> str:
     return str(kind.__struct_config__.tag).replace("_", "-")
 
 
-@pytest.mark.parametrize("kind", [*ALL, messages.Match], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*ALL, artifacts.Match], ids=lambda kind: kind.__name__)
 def test_every_message_has_the_fields_of_the_code(kind: Any) -> None:
     tag = kind.__struct_config__.tag
     rule = RULES["match" if tag is None else rule_of(kind)]
@@ -49,30 +49,30 @@ def test_unions_of_the_document_are_those_of_the_code() -> None:
     def members(rule: str) -> set[str]:
         return set(re.findall(r"[a-z-]+", RULES[rule]))
 
-    assert members("control-message") == {rule_of(kind) for kind in get_args(messages.Message)}
-    assert members("chunk-request") == {rule_of(messages.GetChunks)}
-    assert members("bulk-request") == {rule_of(kind) for kind in get_args(messages.BulkAsk)}
-    assert members("chunk-answer") == {rule_of(kind) for kind in get_args(messages.ChunkAnswer)}
+    assert members("control-message") == {rule_of(kind) for kind in get_args(control.Message)}
+    assert members("chunk-request") == {rule_of(chunks.GetChunks)}
+    assert members("bulk-request") == {rule_of(kind) for kind in get_args(chunks.BulkAsk)}
+    assert members("chunk-answer") == {rule_of(kind) for kind in get_args(chunks.ChunkAnswer)}
 
 
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ("hello", f"versions: [1*{messages.MAX_VERSIONS} "),
-        ("hello", f"capabilities: [0*{messages.MAX_CAPABILITIES} word]"),
-        ("hello", f"at most {messages.MAX_AGENT_LENGTH} characters"),
-        ("slot", f".le {messages.MAX_SLOT}"),
-        ("word", f"{{0,{messages.MAX_CAPABILITY_LENGTH - 1}}}"),
-        ("reason", f"{{1,{messages.MAX_REASON_LENGTH}}}"),
+        ("hello", f"versions: [1*{handshake.MAX_VERSIONS} "),
+        ("hello", f"capabilities: [0*{handshake.MAX_CAPABILITIES} word]"),
+        ("hello", f"at most {handshake.MAX_AGENT_LENGTH} characters"),
+        ("slot", f".le {fields.MAX_SLOT}"),
+        ("word", f"{{0,{fields.MAX_WORD_LENGTH - 1}}}"),
+        ("reason", f"{{1,{fields.MAX_REASON_LENGTH}}}"),
         ("proof", f"[{PROOF_ENTRIES}*{PROOF_ENTRIES} hash]"),
-        ("lookup", f"keys: [1*{messages.MAX_LOOKUP_KEYS} hash]"),
-        ("lookup-reply", f"matches: [0*{messages.MAX_MATCHES} match]"),
+        ("lookup", f"keys: [1*{artifacts.MAX_LOOKUP_KEYS} hash]"),
+        ("lookup-reply", f"matches: [0*{artifacts.MAX_MATCHES} match]"),
         ("manifest-reply", f"(1..{limits.MAX_ENVELOPE_BYTES})"),
         ("chunk-list-reply", f"(1..{limits.PAGE_ENTRIES * limits.ENTRY_SIZE_BYTES})"),
         ("get-chunks", f"session: bstr .size {SESSION_ID_SIZE_BYTES}"),
-        ("get-chunks", f"indices: [1*{messages.MAX_CHUNKS_PER_REQUEST} u32]"),
+        ("get-chunks", f"indices: [1*{chunks.MAX_CHUNKS_PER_REQUEST} u32]"),
         ("chunk", f".le {limits.MAX_CHUNK_BYTES}"),
-        ("have", f"runs: [0*{messages.MAX_RUNS} u32]"),
+        ("have", f"runs: [0*{artifacts.MAX_RUNS} u32]"),
         *(("get-chunks", f'"{purpose.value}"') for purpose in Purpose),
     ],
 )
@@ -96,7 +96,7 @@ def test_limits_in_the_document_are_those_of_the_code() -> None:
         "control requests of one peer": f"{serve.requests_per_s:.0f} a second, {serve.request_burst:.0f} at once",
         "chunk requests of one peer being answered": f"{serve.chunk_requests_in_flight}",
         "chunk requests of all peers being answered": f"{serve.upload_slots}, shared evenly",
-        "chunks of one request": f"{messages.MAX_CHUNKS_PER_REQUEST}",
+        "chunks of one request": f"{chunks.MAX_CHUNKS_PER_REQUEST}",
         "bytes asked for and not yet received": f"{fetch.max_window_bytes:,}",
         "namespaces of a node": f"{PROOF_ENTRIES}",
     }
@@ -142,7 +142,7 @@ def test_tables_and_lookups_in_the_document_are_those_of_the_code() -> None:
         f"at most {tables.peer_bytes >> 20} MiB are kept, of all together {tables.total_bytes >> 20} MiB",
         f"{PAGE_COST_BYTES} bytes counted for each",
         f"at most {MAX_ASKED} in all",
-        f"at most {messages.MAX_RECORDS} provider records of others",
+        f"at most {artifacts.MAX_RECORDS} provider records of others",
         f"at most {MAX_DHT_QUERIES} of the prompt's checkpoint keys",
         f"Lies count half as much after {'an hour' if FADE_S == 3600 else FADE_S}",
     ):
@@ -155,6 +155,6 @@ def test_names_in_the_document_are_those_of_the_code() -> None:
         return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
 
     assert first_column("1. Streams") == {kind.value for kind in StreamKind}
-    assert first_column("10. Refusal reasons") == {reason.value for reason in messages.RefusalReason}
-    assert first_column("12. Versions") == {capability.value for capability in messages.Capability}
-    assert f"This document is version {messages.PROTOCOL_VERSION}." in DOCUMENT
+    assert first_column("10. Refusal reasons") == {reason.value for reason in refusals.RefusalReason}
+    assert first_column("12. Versions") == {capability.value for capability in handshake.Capability}
+    assert f"This document is version {handshake.PROTOCOL_VERSION}." in DOCUMENT

@@ -8,7 +8,7 @@ import pytest
 from kvnet.errors import IntegrityError, MalformedError, TrustError
 from kvnet.protocol.enrolment import OpenInvitation, check_enrolled, make_enrol, may_enrol
 from kvnet.protocol.membership import Occasion, Role
-from kvnet.protocol.messages import Enrol, Enrolled
+from kvnet.protocol.messages.enrolment import Enrol, Enrolled
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace, encode_namespace_file
 from kvnet.trust.statements import Invitation, SignedStatement

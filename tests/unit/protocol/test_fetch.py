@@ -24,7 +24,7 @@ from kvnet.protocol.fetch import (
     RequestChunks,
 )
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import MAX_CHUNKS_PER_REQUEST
+from kvnet.protocol.messages.chunks import MAX_CHUNKS_PER_REQUEST
 from tests.unit.protocol import swarm
 from tests.unit.protocol.swarm import LIARS, Swarm, entries_of, honest, make_chunks, peer, refuses
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvnet.protocol import gossip
 from kvnet.protocol.gossip import Allowance, Asking, Exchanged, answer, is_ordered, next_reconcile_s, pages, windows
-from kvnet.protocol.messages import MAX_KNOWN, MAX_TOLD, MAX_TOLD_BYTES, GetStatements, Statements
+from kvnet.protocol.messages.statements import MAX_KNOWN, MAX_TOLD, MAX_TOLD_BYTES, GetStatements, Statements
 
 names = st.sets(st.integers(1, 60_000), max_size=300).map(lambda found: {name(n) for n in found})
 

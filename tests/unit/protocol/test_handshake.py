@@ -8,7 +8,7 @@ from kvnet.errors import ConfigError, ProtocolViolationError, UnsupportedVersion
 from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.handshake import SessionConfig
 from kvnet.protocol.membership import Occasion, Role, make_proof
-from kvnet.protocol.messages import Challenge, Hello, Proof
+from kvnet.protocol.messages.handshake import Challenge, Hello, Proof
 from kvnet.protocol.session import ControlSession
 from kvnet.trust.namespace import Namespace
 from tests.unit.protocol.handshakes import ALICE, BOB, MALLORY, Pair, config, frame, random_bytes, session

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvnet.errors import ProtocolViolationError
 from kvnet.protocol.have import HeldChunks, encode_runs
-from kvnet.protocol.messages import MAX_RUNS
+from kvnet.protocol.messages.artifacts import MAX_RUNS
 
 
 @given(st.sets(st.integers(0, 199)))

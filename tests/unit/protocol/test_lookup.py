@@ -27,7 +27,7 @@ from kvnet.protocol.lookup import (
     rank,
     whom_to_ask,
 )
-from kvnet.protocol.messages import LookupReply, Match
+from kvnet.protocol.messages.artifacts import LookupReply, Match
 from kvnet.trust.envelope import open_manifest
 from tests.unit.protocol.swarm import peer
 from tests.unit.trust.samples import FINGERPRINT, MINE, OTHER, Artifact, make_artifact, resigned

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kvnet.protocol.enrolment import OpenInvitation, check_enrolled, may_enrol
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Occasion, Role
-from kvnet.protocol.messages import Enrol, Enrolled, decode_message
+from kvnet.protocol.messages.control import decode_message
+from kvnet.protocol.messages.enrolment import Enrol, Enrolled
 from kvnet.trust.invitation import parse_invitation_text
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.roster import build_roster

@@ -13,41 +13,34 @@ from hypothesis import strategies as st
 from kvnet.errors import ProtocolViolationError
 from kvnet.format import limits
 from kvnet.protocol.framing import MAX_FRAME_BYTES
-from kvnet.protocol.messages import (
-    MAX_CERTIFICATE_BYTES,
+from kvnet.protocol.messages.artifacts import (
     MAX_RUNS,
-    BulkDialled,
-    BulkOffer,
-    CancelChunks,
-    Challenge,
-    ChunkHeader,
     ChunkListReply,
-    ChunkRefused,
-    DialBulk,
     GetChunkList,
-    GetChunks,
     GetHave,
     GetManifest,
     Have,
-    Hello,
     Lookup,
     LookupReply,
     ManifestReply,
     Match,
-    ModelEntry,
-    Models,
-    OpenBulk,
-    Ping,
-    Pong,
-    Proof,
-    Refused,
+)
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.bulk import MAX_CERTIFICATE_BYTES, BulkDialled, BulkOffer, DialBulk, OpenBulk
+from kvnet.protocol.messages.chunks import (
+    CancelChunks,
+    ChunkHeader,
+    ChunkRefused,
+    GetChunks,
     decode_bulk_ask,
     decode_chunk_answer,
     decode_chunk_request,
-    decode_message,
-    encode_message,
-    models_digest,
 )
+from kvnet.protocol.messages.control import decode_message
+from kvnet.protocol.messages.handshake import Challenge, Hello, Proof
+from kvnet.protocol.messages.liveness import Ping, Pong
+from kvnet.protocol.messages.models import ModelEntry, Models, models_digest
+from kvnet.protocol.messages.refusals import Refused
 
 H = b"h" * 32
 MATCH = Match(key_index=0, artifact=H, n_tokens=1, codec="shuffle+zstd-1", size_bytes=2**63 - 1)

@@ -5,23 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvnet.protocol.messages import (
+from kvnet.protocol.messages.artifacts import (
     ChunkListReply,
     GetChunkList,
-    GetChunks,
     GetHave,
     GetManifest,
     Have,
     Lookup,
     LookupReply,
     ManifestReply,
-    OpenBulk,
-    Ping,
-    Pong,
-    RefusalReason,
-    Refused,
-    encode_message,
 )
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.bulk import OpenBulk
+from kvnet.protocol.messages.chunks import GetChunks
+from kvnet.protocol.messages.liveness import Ping, Pong
+from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.trust.namespace import Namespace

@@ -9,25 +9,19 @@ from hypothesis import strategies as st
 
 from kvnet.errors import MalformedError, ProtocolViolationError, UsageError
 from kvnet.protocol.membership import Role
-from kvnet.protocol.messages import (
-    BulkDialled,
-    BulkOffer,
-    Challenge,
+from kvnet.protocol.messages.artifacts import (
     ChunkListReply,
-    DialBulk,
     GetChunkList,
     GetManifest,
-    Hello,
     Lookup,
     LookupReply,
     ManifestReply,
     Match,
-    OpenBulk,
-    Ping,
-    Pong,
-    Proof,
-    Refused,
 )
+from kvnet.protocol.messages.bulk import BulkDialled, BulkOffer, DialBulk, OpenBulk
+from kvnet.protocol.messages.handshake import Challenge, Hello, Proof
+from kvnet.protocol.messages.liveness import Ping, Pong
+from kvnet.protocol.messages.refusals import Refused
 from kvnet.protocol.session import ReplyReceived, RequestReceived, RequestTimedOut, SessionExpired, SessionLimits
 from tests.unit.protocol.handshakes import ALICE, BOB, Pair, frame, session, slot_of
 from tests.unit.trust.samples import MINE, OTHER

@@ -7,7 +7,7 @@ import pytest
 
 from kvnet.protocol import gossip
 from kvnet.protocol.gossip import GossipLimits
-from kvnet.protocol.messages import MAX_KNOWN
+from kvnet.protocol.messages.statements import MAX_KNOWN
 from kvnet.trust import statement_book as book
 from kvnet.trust import statements
 from kvnet.trust.authority import MAX_ROTATIONS

@@ -16,14 +16,14 @@ from kvnet.network.bulk.receiving import AHEAD_BYTES, Receiver
 from kvnet.network.bulk.sending import Answers, HeldChunk, Pause, Room, Sender
 from kvnet.protocol.framing import encode_frame
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import (
+from kvnet.protocol.messages.base import encode_message
+from kvnet.protocol.messages.chunks import (
     CancelChunks,
     ChunkAnswer,
     ChunkHeader,
     ChunkRefused,
     GetChunks,
     decode_chunk_answer,
-    encode_message,
 )
 from tests.loopback.network.bulk.conftest import PEER, Listening
 from tests.loopback.network.conftest import PATIENCE_S

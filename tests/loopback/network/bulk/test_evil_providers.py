@@ -23,7 +23,10 @@ from kvnet.network.interface import ByteStream
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages import BulkOffer, Capability, ChunkHeader, GetChunks, OpenBulk, Reply, Request
+from kvnet.protocol.messages.bulk import BulkOffer, OpenBulk
+from kvnet.protocol.messages.chunks import ChunkHeader, GetChunks
+from kvnet.protocol.messages.control import Reply, Request
+from kvnet.protocol.messages.handshake import Capability
 from kvnet.store.interface import ArtifactRecord
 from tests.evil import EvilPeer, frame, relay_answer
 from tests.loopback.network.bulk.nodes import BulkNode, running

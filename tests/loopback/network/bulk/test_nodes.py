@@ -16,7 +16,7 @@ from kvnet.exchange.node import NodeOptions
 from kvnet.network.bulk.certificates import make_certificate
 from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
 from kvnet.network.libp2p.host import LibP2PNetwork
-from kvnet.protocol.messages import BulkOffer, OpenBulk
+from kvnet.protocol.messages.bulk import BulkOffer, OpenBulk
 from kvnet.protocol.serve import ServeLimits
 from tests.loopback.network.bulk.nodes import BulkNode, running
 from tests.loopback.network.conftest import PATIENCE_S
