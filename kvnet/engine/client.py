@@ -69,6 +69,7 @@ from kvnet.engine.wire_values import (
     text_bytes,
     wire_prompt,
     wire_restores,
+    written_chunks,
 )
 from kvnet.errors import EngineError
 from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
@@ -275,7 +276,7 @@ class EngineClient(Engine):
         async with aclosing(self._events(call)) as events:
             async for event in events:
                 if isinstance(event, ProgressEvent):
-                    yield PrefillProgress(event.done, event.total)
+                    yield PrefillProgress(event.done, event.total, written_chunks(event.written))
                 elif isinstance(event, ExportedEvent):
                     yield exported(event)
 

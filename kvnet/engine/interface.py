@@ -309,10 +309,16 @@ class LiveCaches:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """``done_tokens`` of ``total_tokens`` have their K/V, restored ones included."""
+    """``done_tokens`` of ``total_tokens`` have their K/V, restored ones included.
+
+    Attributes:
+        written: of an export, the tiles that lie in the pack since the event before: what is here stays good when the
+            export ends early.
+    """
 
     done_tokens: int
     total_tokens: int
+    written: tuple[WrittenChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from kvnet.engine.interface import (
     PromptRequest,
     RestorePlan,
     TextDelta,
+    WrittenChunk,
 )
 from kvnet.engine.toy_model import (
     BOS,
@@ -172,12 +173,16 @@ class ToyEngine(Engine):
         if request.first_block * 256 > len(restored):
             raise EngineError(f"blocks before {request.first_block} are not restored")
         restore_s, began = trio.current_time() - began, trio.current_time()
+        rows, told = restored, 0
+        written: tuple[WrittenChunk, ...] = ()
         for done in step_begins(len(restored), len(tokens)):
-            yield PrefillProgress(done, len(tokens))
+            rows = extended(rows, tokens[:done])
+            written += write_tiles(request, self._layers, rows, written)
+            yield PrefillProgress(done, len(tokens), written[told:])
+            told = len(written)
             await self._prefill_cost(done, len(tokens))
-        rows = extended(restored, tokens)
-        written = write_tiles(request, self._layers, rows)
-        yield PrefillProgress(len(tokens), len(tokens))
+        written += write_tiles(request, self._layers, extended(rows, tokens), written)
+        yield PrefillProgress(len(tokens), len(tokens), written[told:])
         prefill_s = trio.current_time() - began
         yield Exported(written, len(restored), len(tokens) - len(restored), restore_s, prefill_s, origins)
 

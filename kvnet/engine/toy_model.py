@@ -105,16 +105,31 @@ def next_token(digest: bytes) -> int:
     return EOS if choice == 31 else FIRST_BYTE + b"abcdefghijklmnopqrstuvwxyz     "[choice]
 
 
-def write_tiles(request: ExportRequest, layers: LayerLayout, rows: Rows) -> tuple[WrittenChunk, ...]:
-    """Write the tiles of all rows as an export asks for them."""
+def write_tiles(
+    request: ExportRequest, layers: LayerLayout, rows: Rows, earlier: Sequence[WrittenChunk] = ()
+) -> tuple[WrittenChunk, ...]:
+    """Write the tiles of every block that is whole in these rows, as an export asks for them.
+
+    Args:
+        request: the export.
+        layers: the model's layer layout.
+        rows: of the first tokens, or of all.
+        earlier: what was written of them before.
+
+    Returns:
+        What was written now.
+    """
+    n_tokens = len(request.tokens)
     plan = ChunkPlan(
-        n_tokens=len(rows), layers=layers, groups=layer_groups(layers), context_size_bytes=request.context_size_bytes
+        n_tokens=n_tokens, layers=layers, groups=layer_groups(layers), context_size_bytes=request.context_size_bytes
     )
     written: list[WrittenChunk] = []
-    offset = request.pack_offset
+    offset = earlier[-1].offset + earlier[-1].length_bytes if earlier else request.pack_offset
+    first_block = plan[earlier[-1].index].block + 1 if earlier else request.first_block
+    whole_blocks = len(rows) // 256 if len(rows) < n_tokens else -(-n_tokens // 256)
     handle = os.open(request.pack_path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        for block in range(request.first_block, -(-len(rows) // 256)):
+        for block in range(first_block, whole_blocks):
             for index in plan.tiles_of_block(block):
                 stored = encode_tile(request.codec, layers, plan[index], _raw(plan[index], rows))
                 os.pwrite(handle, stored, offset)

@@ -181,6 +181,7 @@ class ProgressEvent(Record, frozen=True):
 
     done: int
     total: int
+    written: list[WireChunk] = msgspec.field(default_factory=list)
 
 
 class FirstTokenEvent(Record, frozen=True):

@@ -49,9 +49,14 @@ class TileWriter:
         os.close(self._handle)
 
     @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole prefix."""
+        return len(self._request.tokens)
+
+    @property
     def n_blocks(self) -> int:
         """Blocks of the whole prefix, the short one included."""
-        return -(-len(self._request.tokens) // 256)
+        return -(-self.n_tokens // 256)
 
     def write_next(self, caches: Sequence[Any], n_done: int) -> bool:
         """Writes the next block if its last token is among the first ``n_done``; whether it did.

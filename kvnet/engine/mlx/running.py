@@ -176,11 +176,13 @@ class Runner:
         state = self._states.begin(request, wish)
         try:
             with TileWriter(asked, info.fingerprint.layers) as writer:
+                n_told = _tell_written(request, state, writer, 0)
                 while writer.write_next(state.caches, state.position):
                     yield
-                for _ in self._prefill_steps(request, state, tokens, end=len(tokens), total=len(tokens)):
+                for _ in self._prefill_steps(request, state, tokens, end=len(tokens)):
                     while writer.write_next(state.caches, state.position):
                         yield
+                    n_told = _tell_written(request, state, writer, n_told)
                     yield
         finally:
             state.caches = []
@@ -285,6 +287,13 @@ class Runner:
             if total:
                 request.send(ProgressEvent(request.id, stop, total))
             yield
+
+
+def _tell_written(request: Request, state: State, writer: TileWriter, n_told: int) -> int:
+    """Says how far an export is, and which tiles lie in the pack beyond the first ``n_told``; how many are told now."""
+    written = writer.written[n_told:]
+    request.send(ProgressEvent(request.id, state.position, writer.n_tokens, wire_chunks(written)))
+    return n_told + len(written)
 
 
 def _origins(state: State, asked: ExportRequest) -> list[WireOrigin]:

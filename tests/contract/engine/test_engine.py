@@ -23,6 +23,7 @@ from kvnet.engine.interface import (
     PrefillProgress,
     PromptKind,
     TextDelta,
+    WrittenChunk,
 )
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last, run_selftest
@@ -112,6 +113,28 @@ async def test_written_tiles_lie_one_after_the_other_in_plan_order_and_match_the
     # One chunk of token ids and one of context come first in the plan.
     assert [chunk.index for chunk in exported.chunks] == list(range(2, 2 + len(exported.chunks)))
     assert position == len(data) == 8192 + 300 * engine.info.kv_bytes_per_token
+
+
+async def test_progress_of_an_export_tells_of_tiles_that_lie_in_the_pack_by_then(
+    engine: Engine, tmp_path: Path
+) -> None:
+    pack = new_pack(tmp_path / "pack")
+    request = ExportRequest(made_up_tokens(1300), None, pack, 0)
+    told: list[WrittenChunk] = []
+    before_the_end = 0
+    async with aclosing(engine.export(request)) as events:
+        async for event in events:
+            if isinstance(event, Exported):
+                assert tuple(told) == event.chunks[: len(told)]
+                continue
+            assert isinstance(event, PrefillProgress)
+            for chunk in event.written:
+                data = pack.read_bytes()[chunk.offset : chunk.offset + chunk.length_bytes]
+                assert blake3_hash(data) == chunk.hash
+            told += event.written
+            if event.done_tokens < event.total_tokens:
+                before_the_end = len(told)
+    assert before_the_end > 0
 
 
 async def test_extension_of_an_artifact_equals_its_parts(engine: Engine, tmp_path: Path) -> None:
