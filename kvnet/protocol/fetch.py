@@ -20,15 +20,17 @@ because it keeps a chunk; call `on_time` when `next_deadline()` has come. `DropP
 close that peer's chunk stream. Events of a peer that was dropped are ignored, so the driver need not race.
 """
 
-import heapq
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from kvnet.errors import NotFoundError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import BytesLike, ChunkHash, blake3_hash
-from kvnet.protocol.fetch_peer import DropReason, FetchPeer, ServiceTimes
+from kvnet.protocol.fetch_instructions import ChunkVerified, Completed, DropPeer, Failed, Instruction, RequestChunks
+from kvnet.protocol.fetch_late import AskTwice, LateChunks, LetGo
+from kvnet.protocol.fetch_limits import ChunkOrder, FetchLimits
+from kvnet.protocol.fetch_peer import MISCONDUCT, DropReason, FetchPeer
+from kvnet.protocol.fetch_pending import PendingChunks
+from kvnet.protocol.fetch_roster import Roster
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.chunks import MAX_CHUNKS_PER_REQUEST
 from kvnet.protocol.messages.refusals import RefusalReason
@@ -46,121 +48,6 @@ __all__ = [
     "Instruction",
     "RequestChunks",
 ]
-
-MISCONDUCT = frozenset({DropReason.BAD_CHUNK, DropReason.UNASKED})
-"""Reasons no honest peer gives: whoever keeps scores counts these."""
-_FOUND_SLOW = frozenset({DropReason.SLOW, DropReason.SILENT})
-_RETRIED = frozenset({DropReason.BUSY, DropReason.SILENT, DropReason.SLOW, DropReason.GONE})
-
-HEDGE_GAIN = 2.0
-"""A second copy is asked for only where it is expected this many times sooner than the first."""
-
-TAKE_OVER_GAIN = 4.0
-"""Beyond the budget for second copies, a peer is let go when another is this many times as soon done."""
-
-LOOK_AGAIN_S = 0.25
-"""How often late chunks are looked at, when the first look did not move them."""
-
-
-class ChunkOrder(StrEnum):
-    """Which missing chunk is asked for next."""
-
-    FRONT_FIRST = "front_first"
-    """The lowest index: somebody waits, and the beginning of a prefix is of use by itself."""
-    RAREST_FIRST = "rarest_first"
-    """What the fewest providers hold: replication, so that a chunk does not vanish with its last holder."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """Patience and appetite.
-
-    Attributes:
-        idle_s: seconds without a byte from a peer, while chunks are asked for, when nobody else could be asked.
-        idle_with_others_s: the same when somebody else could be.
-        min_rate_bytes_s: the least rate, over each `rate_window_s`, while somebody who was not slow could be asked.
-        floor_bytes_s: the least rate of anybody: a peer may be told to send slowly, and is then better than none.
-        least_share: the least rate as a share of the fastest other peer's.
-        rate_window_s: seconds.
-        attempts: how often one peer is tried before it is given up.
-        retry_s: seconds before a peer that failed is tried again; doubled each time.
-        active_peers: peers asked at the same time.
-        start_chunks: chunks asked for at once before a peer has delivered anything; one when it failed before.
-        window_s: seconds of a peer's measured rate that are kept asked for.
-        max_window_bytes: bytes asked for and not yet received, a peer; what a stream must be able to buffer.
-        duplicate_share: bytes that may be asked for twice, as a share of all that are needed.
-        order: which chunk comes next.
-    """
-
-    idle_s: float = 10.0
-    idle_with_others_s: float = 2.0
-    min_rate_bytes_s: float = 16 * 1024
-    floor_bytes_s: float = 256.0
-    least_share: float = 0.01
-    rate_window_s: float = 8.0
-    attempts: int = 3
-    retry_s: float = 1.0
-    active_peers: int = 4
-    start_chunks: int = 2
-    window_s: float = 2.0
-    max_window_bytes: int = 16 * 1024 * 1024
-    duplicate_share: float = 0.05
-    order: ChunkOrder = ChunkOrder.FRONT_FIRST
-
-
-@dataclass(frozen=True, slots=True)
-class RequestChunks:
-    """Ask this peer for these chunks, in this order, behind those it was asked for already."""
-
-    peer: PeerId
-    indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DropPeer:
-    """Stop the stream of this peer; whatever it still sends is not wanted."""
-
-    peer: PeerId
-    reason: DropReason
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkVerified:
-    """This chunk matched its hash and may be kept; `data` is what was handed in."""
-
-    index: int
-    data: BytesLike
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """Every needed chunk was verified."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Nobody is left to ask.
-
-    Attributes:
-        missing: the chunks that did not come, ascending.
-        reasons: why each provider fell away.
-    """
-
-    missing: tuple[int, ...]
-    reasons: tuple[tuple[PeerId, DropReason], ...]
-
-    @property
-    def text(self) -> str:
-        """The failure in words."""
-        if not self.reasons:
-            return f"{len(self.missing):,} chunks are missing and no peer has them"
-        counts = {reason: sum(1 for _, other in self.reasons if other is reason) for _, reason in self.reasons}
-        why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-        return f"{len(self.missing):,} chunks are missing and none of {len(self.reasons)} providers gave them ({why})"
-
-
-Instruction = RequestChunks | DropPeer | ChunkVerified | Completed | Failed
 
 
 class FetchMachine:
@@ -192,25 +79,19 @@ class FetchMachine:
     ) -> None:
         self._entries = entries
         self._limits = limits or FetchLimits()
-        self._salt = salt
         self._missing = {index for index in needed if index not in have}
         absent = [index for index in self._missing if entries[index].length_bytes == 0]
         if absent:
             raise NotFoundError(
                 f"expected every needed chunk to exist, found {len(absent)} that the artifact leaves out"
             )
-        self._peers: dict[PeerId, FetchPeer] = {}
-        self._active: dict[PeerId, FetchPeer] = {}
-        self._ended = False
+        self._roster = Roster(self._limits, self._missing)
         for peer in providers:
-            self._peers.setdefault(peer, FetchPeer(peer, (holds or {}).get(peer)))
-        # A heap: the chunks nobody is asked for, the next one first.
-        self._pending = [(self._rank(index), index) for index in self._missing]
-        heapq.heapify(self._pending)
-        self._hedged: set[int] = set()
-        self._hedge_budget_bytes = int(self._limits.duplicate_share * self.missing_bytes)
-        self._service = ServiceTimes()
-        self._looked_s = float("-inf")
+            self._roster.add(peer, (holds or {}).get(peer))
+        self._active = self._roster.active
+        self._ended = False
+        self._pending = PendingChunks(self._missing, self._limits.order, self._roster.peers, salt=salt)
+        self._late = LateChunks(self._missing, int(self._limits.duplicate_share * self.missing_bytes))
 
     # --- what the driver reads ---
 
@@ -243,17 +124,14 @@ class FetchMachine:
         """When `on_time` must be called at the latest; None when no time matters: ended, or all peers are paused."""
         if self._ended:
             return None
-        busy = [active for active in self._active.values() if active.outstanding and not active.paused]
-        deadlines = [self._peer_deadline(active) for active in busy]
-        if len(self._active) < self._limits.active_peers:
-            waiting = (peer for peer in self._peers.values() if self._may_start(peer) and self._wanted_of(peer))
-            deadlines += [peer.not_before for peer in waiting]
-        late_s = self._service.late_s
-        if late_s is not None and any(not active.outstanding for active in self._active.values()):
+        busy = self._roster.busy()
+        deadlines = [self._roster.deadline(active) for active in busy]
+        if not self._roster.full:
+            deadlines += [peer.not_before for peer in self._roster.waiting() if self._pending.wanted_of(peer)]
+        if any(not active.outstanding for active in self._active.values()):
             # Somebody has nothing to do: as soon as something is late elsewhere, it is taken over.
-            asked = [one.asked_s for active in busy for index, one in active.outstanding.items() if self._single(index)]
-            if asked:
-                deadlines.append(max(min(asked) + late_s, self._looked_s + LOOK_AGAIN_S))
+            look_s = self._late.next_look_s(busy)
+            deadlines += [] if look_s is None else [look_s]
         return min(deadlines, default=None)
 
     # --- what happens ---
@@ -264,20 +142,19 @@ class FetchMachine:
 
     def provider_found(self, peer: PeerId, now: float, holds: Container[int] | None = None) -> list[Instruction]:
         """Another provider turned up; it goes to the end of the queue. Known ones are not asked twice."""
-        if self._ended or peer in self._peers:
+        if self._ended or peer in self._roster.peers:
             return []
-        self._peers[peer] = FetchPeer(peer, holds)
+        self._roster.add(peer, holds)
         return self._continue(now)
 
     def holds_changed(self, peer: PeerId, holds: Container[int], now: float) -> list[Instruction]:
         """A known provider says which chunks it has by now."""
-        known = self._peers.get(peer)
+        known = self._roster.peers.get(peer)
         if self._ended or known is None:
             return []
         known.holds = holds
         known.refused.clear()
-        self._pending = [(self._rank(index), index) for _, index in self._pending]
-        heapq.heapify(self._pending)
+        self._pending.reorder()
         return self._continue(now)
 
     def header_arrived(self, peer: PeerId, index: int, length_bytes: int, now: float) -> list[Instruction]:
@@ -325,7 +202,7 @@ class FetchMachine:
         if len(data) != asked.length_bytes or (digest or blake3_hash(data)) != self._entries[index].hash:
             return self._drop(active, DropReason.BAD_CHUNK, now)
         active.settle(index)
-        self._service.note(now - asked.asked_s)
+        self._late.service.note(now - asked.asked_s)
         if index not in self._missing:
             # The second copy: the other one was sooner.
             return self._continue(now)
@@ -334,7 +211,7 @@ class FetchMachine:
 
     def window_known(self, peer: PeerId, max_window_bytes: int) -> None:
         """What the channel to a peer can have on its way; until then `FetchLimits.max_window_bytes` holds."""
-        known = self._peers.get(peer)
+        known = self._roster.peers.get(peer)
         if known is not None:
             known.max_window_bytes = max_window_bytes
 
@@ -379,15 +256,10 @@ class FetchMachine:
         if self._ended:
             return []
         instructions: list[Instruction] = []
-        for active in [each for each in self._active.values() if each.outstanding and not each.paused]:
-            if now >= active.last_byte + self._idle_s(active):
-                instructions += self._drop(active, DropReason.SILENT, now)
-            elif now >= active.window_begun + self._limits.rate_window_s:
-                # No byte at all is silence, for which there is more patience when nobody else can be asked.
-                if 0 < active.window_bytes < self._least_rate(active, now) * (now - active.window_begun):
-                    instructions += self._drop(active, DropReason.SLOW, now)
-                else:
-                    active.window_begun, active.window_bytes = now, 0
+        for active in self._roster.busy():
+            reason = self._roster.overdue(active, now)
+            if reason is not None:
+                instructions += self._drop(active, reason, now)
         return instructions + self._continue(now)
 
     # --- peers: begun with, let go ---
@@ -396,50 +268,12 @@ class FetchMachine:
         """An answer nobody waits for: a late one of an earlier attempt is ignored once, any other is misconduct."""
         return [] if index in active.earlier else self._drop(active, DropReason.UNASKED, now)
 
-    def _idle_s(self, active: FetchPeer) -> float:
-        others = any(self._useful(peer) for peer in self._peers.values() if peer is not active)
-        return self._limits.idle_with_others_s if others else self._limits.idle_s
-
-    def _least_rate(self, active: FetchPeer, now: float) -> float:
-        others = [each.rate.bytes_s(now) for each in self._active.values() if each is not active and each.rate.known]
-        limits = self._limits
-        better = any(self._may_start(peer) and peer.last_reason not in _FOUND_SLOW for peer in self._peers.values())
-        least = limits.min_rate_bytes_s if better else min(limits.floor_bytes_s, limits.min_rate_bytes_s)
-        return max(least, limits.least_share * max(others, default=0.0))
-
-    def _peer_deadline(self, active: FetchPeer) -> float:
-        return min(active.last_byte + self._idle_s(active), active.window_begun + self._limits.rate_window_s)
-
-    def _useful(self, peer: FetchPeer) -> bool:
-        """Whether a peer may still give something that is missing."""
-        return not peer.given_up and any(not peer.lacks(index) for index in self._missing)
-
-    def _may_start(self, peer: FetchPeer) -> bool:
-        """Whether a peer that is not active has something to give, now or after its pause."""
-        return peer.peer not in self._active and self._useful(peer)
-
-    def _wanted_of(self, peer: FetchPeer) -> bool:
-        return any(not peer.lacks(index) for _, index in self._pending)
-
     def _drop(self, active: FetchPeer, reason: DropReason, now: float) -> list[Instruction]:
         return [self._end(active, reason, now), *self._continue(now)]
 
     def _end(self, active: FetchPeer, reason: DropReason, now: float) -> Instruction:
-        del self._active[active.peer]
-        outstanding = list(active.outstanding)
-        active.earlier.update(outstanding)
-        active.outstanding.clear()
-        active.outstanding_bytes = 0
-        for index in outstanding:
+        for index in self._roster.end(active, reason, now):
             self._return(index)
-        active.last_reason = reason
-        if reason in _RETRIED:
-            active.given_up = active.attempts >= self._limits.attempts
-            active.not_before = now + self._limits.retry_s * 2 ** (active.attempts - 1)
-            # To the end of the queue.
-            self._peers[active.peer] = self._peers.pop(active.peer)
-        elif reason is not DropReason.EXHAUSTED:
-            active.given_up = True
         return DropPeer(active.peer, reason)
 
     def _continue(self, now: float) -> list[Instruction]:
@@ -455,34 +289,24 @@ class FetchMachine:
         for active in sorted(self._active.values(), key=lambda each: each.backlog_s(now)):
             if active.peer in self._active:
                 instructions += self._top_up(active, now)
-        for peer in list(self._peers.values()):
-            if len(self._active) >= self._limits.active_peers:
+        for peer in list(self._roster.peers.values()):
+            if self._roster.full:
                 break
-            if self._may_start(peer) and peer.not_before <= now and self._wanted_of(peer):
-                peer.begin(now)
-                self._active[peer.peer] = peer
+            if self._roster.may_start(peer) and peer.not_before <= now and self._pending.wanted_of(peer):
+                self._roster.begin(peer, now)
                 instructions += self._top_up(peer, now)
-        if not self._active and not any(self._may_start(peer) for peer in self._peers.values()):
+        if not self._active and not any(self._roster.waiting()):
             self._ended = True
-            reasons = tuple((peer.peer, peer.last_reason or DropReason.EXHAUSTED) for peer in self._peers.values())
-            instructions.append(Failed(tuple(sorted(self._missing)), reasons))
+            instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
         return instructions
 
     # --- chunks: asked for, given back ---
 
-    def _rank(self, index: int) -> tuple[int, int]:
-        """Its place in the order: smaller comes sooner."""
-        if self._limits.order is ChunkOrder.FRONT_FIRST:
-            return (0, index)
-        holders = sum(1 for peer in self._peers.values() if not peer.given_up and not peer.lacks(index))
-        # Knuth's multiplicative hash: neighbours end up far apart, and elsewhere for every salt.
-        return (holders, (index + self._salt) * 2654435761 % 2**32)
-
     def _return(self, index: int) -> None:
         """A chunk is no longer asked of somebody; unless another is asked for it too, it is to be asked for again."""
         if index in self._missing and not any(index in each.outstanding for each in self._active.values()):
-            self._hedged.discard(index)
-            heapq.heappush(self._pending, (self._rank(index), index))
+            self._late.returned(index)
+            self._pending.push(index)
 
     def _top_up(self, active: FetchPeer, now: float) -> list[Instruction]:
         """Ask an active peer for more once half its window is free; let it go when it has nothing to give."""
@@ -494,7 +318,7 @@ class FetchMachine:
             return [RequestChunks(active.peer, tuple(chosen))]
         if active.outstanding:
             return []
-        if not self._useful(active):
+        if not self._roster.useful(active):
             return [self._end(active, DropReason.EXHAUSTED, now)]
         return self._take_over(active, now)
 
@@ -506,67 +330,25 @@ class FetchMachine:
         return int(min(most, active.rate.bytes_s(now) * self._limits.window_s))
 
     def _choose(self, active: FetchPeer, window: int, now: float) -> list[int]:
-        chosen: list[int] = []
-        passed_over: list[tuple[tuple[int, int], int]] = []
         least = 1 if active.attempts > 1 else self._limits.start_chunks
-        while self._pending and len(chosen) < MAX_CHUNKS_PER_REQUEST:
-            _, index = self._pending[0]
-            if active.lacks(index):
-                passed_over.append(heapq.heappop(self._pending))
-                continue
+
+        def fits(index: int) -> bool:
             length = self._entries[index].length_bytes
-            full = active.outstanding_bytes + length > window
-            if full and len(active.outstanding) >= least:
-                break
-            heapq.heappop(self._pending)
+            if active.outstanding_bytes + length > window and len(active.outstanding) >= least:
+                return False
             active.ask(index, length, now)
-            chosen.append(index)
-        for passed in passed_over:
-            heapq.heappush(self._pending, passed)
-        return chosen
+            return True
 
-    # --- what is late elsewhere ---
-
-    def _single(self, index: int) -> bool:
-        """Whether an outstanding chunk is missing and asked of one peer only."""
-        return index in self._missing and index not in self._hedged
+        return self._pending.take(active, MAX_CHUNKS_PER_REQUEST, fits)
 
     def _take_over(self, idle: FetchPeer, now: float) -> list[Instruction]:
-        """A peer has nothing to do: it takes what is expected last, where that is late and it is much sooner itself."""
-        self._looked_s = now
-        late_s = self._service.late_s
-        if late_s is None:
-            return []
-        rate = idle.rate.bytes_s(now) if idle.rate.known else 0.0
-        found: tuple[float, int, FetchPeer] | None = None
-        # While we do not read from a holder, what it sends is late through us.
-        for holder in (each for each in self._active.values() if not each.paused):
-            for index, left_s in self._left_s(holder, now):
-                due = now - holder.outstanding[index].asked_s >= late_s
-                if due and self._single(index) and not idle.lacks(index) and (found is None or left_s > found[0]):
-                    found = (left_s, index, holder)
-        if found is None:
-            return []
-        left_s, index, holder = found
-        length = self._entries[index].length_bytes
-        own_s = idle.seconds_for(length, rate) if rate else late_s
-        if left_s >= HEDGE_GAIN * own_s and length <= self._hedge_budget_bytes:
-            self._hedge_budget_bytes -= length
-            self._hedged.add(index)
-            idle.ask(index, length, now)
-            return [RequestChunks(idle.peer, (index,))]
-        if left_s >= TAKE_OVER_GAIN * own_s:
-            # Second copies would cost too much; a slow peer costs at most the part of a chunk that it has sent.
-            return [self._end(holder, DropReason.SLOW, now), *self._top_up(idle, now)]
-        return []
-
-    @staticmethod
-    def _left_s(holder: FetchPeer, now: float) -> list[tuple[int, float]]:
-        """For each chunk asked of a peer, in order: seconds until it is here, at the peer's rate of late."""
-        rate = holder.rate.bytes_s(now)
-        left: list[tuple[int, float]] = []
-        ahead = -holder.part_bytes
-        for index, asked in holder.outstanding.items():
-            ahead += asked.length_bytes
-            left.append((index, holder.seconds_for(ahead, rate)))
-        return left
+        """A peer has nothing to do: it takes what is late elsewhere."""
+        holders = [each for each in self._active.values() if not each.paused]
+        match self._late.look(idle, holders, now):
+            case AskTwice(index):
+                idle.ask(index, self._entries[index].length_bytes, now)
+                return [RequestChunks(idle.peer, (index,))]
+            case LetGo(holder):
+                return [self._end(holder, DropReason.SLOW, now), *self._top_up(idle, now)]
+            case None:
+                return []

@@ -38,6 +38,16 @@ class DropReason(StrEnum):
     """Nothing is missing any more."""
 
 
+MISCONDUCT = frozenset({DropReason.BAD_CHUNK, DropReason.UNASKED})
+"""Reasons no honest peer gives: whoever keeps scores counts these."""
+
+FOUND_SLOW = frozenset({DropReason.SLOW, DropReason.SILENT})
+"""It was asked, and hardly anything came."""
+
+PASSING = frozenset({DropReason.BUSY, DropReason.SILENT, DropReason.SLOW, DropReason.GONE})
+"""Reasons that may be over soon: such a peer is tried again."""
+
+
 class Rate:
     """Bytes per second, of late: each second weighs the less the longer it is past."""
 
@@ -194,6 +204,14 @@ class FetchPeer:
         self.outstanding_bytes -= asked.length_bytes
         return asked
 
+    def clear(self) -> list[int]:
+        """It is asked for nothing any more; what it was asked for may still arrive once."""
+        indices = list(self.outstanding)
+        self.earlier.update(indices)
+        self.outstanding.clear()
+        self.outstanding_bytes = 0
+        return indices
+
     def lacks(self, index: int) -> bool:
         """Whether it is known not to have a chunk."""
         return index in self.refused or (self.holds is not None and index not in self.holds)
@@ -202,6 +220,16 @@ class FetchPeer:
         """Seconds until all that it was asked for is here, at its rate of late; 0 when that is nothing or unknown."""
         rate = self.rate.bytes_s(now) if self.rate.known else math.inf
         return self.seconds_for(self.outstanding_bytes, rate)
+
+    def left_s(self, now: float) -> list[tuple[int, float]]:
+        """For each chunk asked of it, in order: seconds until it is here, at its rate of late."""
+        rate = self.rate.bytes_s(now)
+        left: list[tuple[int, float]] = []
+        ahead = -self.part_bytes
+        for index, asked in self.outstanding.items():
+            ahead += asked.length_bytes
+            left.append((index, self.seconds_for(ahead, rate)))
+        return left
 
     @staticmethod
     def seconds_for(n_bytes: int, rate_bytes_s: float) -> float:

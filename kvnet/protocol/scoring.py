@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvnet.protocol.fetch import MISCONDUCT
-from kvnet.protocol.fetch_peer import DropReason
+from kvnet.protocol.fetch_peer import MISCONDUCT, DropReason
 from kvnet.protocol.ids import PeerId
 
 FADE_S = 3600.0

@@ -1,0 +1,50 @@
+"""How a fetch goes about it: which chunk comes next, how much is asked for, how long is waited."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ChunkOrder(StrEnum):
+    """Which missing chunk is asked for next."""
+
+    FRONT_FIRST = "front_first"
+    """The lowest index: somebody waits, and the beginning of a prefix is of use by itself."""
+    RAREST_FIRST = "rarest_first"
+    """What the fewest providers hold: replication, so that a chunk does not vanish with its last holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Patience and appetite.
+
+    Attributes:
+        idle_s: seconds without a byte from a peer, while chunks are asked for, when nobody else could be asked.
+        idle_with_others_s: the same when somebody else could be.
+        min_rate_bytes_s: the least rate, over each `rate_window_s`, while somebody who was not slow could be asked.
+        floor_bytes_s: the least rate of anybody: a peer may be told to send slowly, and is then better than none.
+        least_share: the least rate as a share of the fastest other peer's.
+        rate_window_s: seconds.
+        attempts: how often one peer is tried before it is given up.
+        retry_s: seconds before a peer that failed is tried again; doubled each time.
+        active_peers: peers asked at the same time.
+        start_chunks: chunks asked for at once before a peer has delivered anything; one when it failed before.
+        window_s: seconds of a peer's measured rate that are kept asked for.
+        max_window_bytes: bytes asked for and not yet received, a peer; what a stream must be able to buffer.
+        duplicate_share: bytes that may be asked for twice, as a share of all that are needed.
+        order: which chunk comes next.
+    """
+
+    idle_s: float = 10.0
+    idle_with_others_s: float = 2.0
+    min_rate_bytes_s: float = 16 * 1024
+    floor_bytes_s: float = 256.0
+    least_share: float = 0.01
+    rate_window_s: float = 8.0
+    attempts: int = 3
+    retry_s: float = 1.0
+    active_peers: int = 4
+    start_chunks: int = 2
+    window_s: float = 2.0
+    max_window_bytes: int = 16 * 1024 * 1024
+    duplicate_share: float = 0.05
+    order: ChunkOrder = ChunkOrder.FRONT_FIRST

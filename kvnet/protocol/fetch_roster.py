@@ -1,0 +1,102 @@
+"""The providers of one fetch: who is asked, who may be, who is too slow, and who is given up."""
+
+from collections.abc import Collection, Container, Iterator
+
+from kvnet.protocol.fetch_limits import FetchLimits
+from kvnet.protocol.fetch_peer import FOUND_SLOW, PASSING, DropReason, FetchPeer
+from kvnet.protocol.ids import PeerId
+
+
+class Roster:
+    """Keeps providers in the order in which they are begun with.
+
+    Args:
+        limits: patience and appetite.
+        missing: the chunks that are not verified yet, as they are at any time.
+
+    Attributes:
+        peers: all of them, by peer id.
+        active: those that are asked.
+    """
+
+    def __init__(self, limits: FetchLimits, missing: Collection[int]) -> None:
+        self._limits = limits
+        self._missing = missing
+        self.peers: dict[PeerId, FetchPeer] = {}
+        self.active: dict[PeerId, FetchPeer] = {}
+
+    def add(self, peer: PeerId, holds: Container[int] | None) -> None:
+        """One more provider; it goes to the end of the queue. Known ones stay as they are."""
+        self.peers.setdefault(peer, FetchPeer(peer, holds))
+
+    def useful(self, peer: FetchPeer) -> bool:
+        """Whether a peer may still give something that is missing."""
+        return not peer.given_up and any(not peer.lacks(index) for index in self._missing)
+
+    def may_start(self, peer: FetchPeer) -> bool:
+        """Whether a peer that is not active has something to give, now or after its pause."""
+        return peer.peer not in self.active and self.useful(peer)
+
+    def waiting(self) -> Iterator[FetchPeer]:
+        """Those that may be begun with, now or after their pause, in order."""
+        return (peer for peer in self.peers.values() if self.may_start(peer))
+
+    @property
+    def full(self) -> bool:
+        """Whether no more are asked at the same time."""
+        return len(self.active) >= self._limits.active_peers
+
+    def begin(self, peer: FetchPeer, now: float) -> None:
+        """It is asked from now on."""
+        peer.begin(now)
+        self.active[peer.peer] = peer
+
+    def end(self, active: FetchPeer, reason: DropReason, now: float) -> list[int]:
+        """It is asked no longer; the chunks that it was asked for."""
+        del self.active[active.peer]
+        outstanding = active.clear()
+        active.last_reason = reason
+        if reason in PASSING:
+            active.given_up = active.attempts >= self._limits.attempts
+            active.not_before = now + self._limits.retry_s * 2 ** (active.attempts - 1)
+            # To the end of the queue.
+            self.peers[active.peer] = self.peers.pop(active.peer)
+        elif reason is not DropReason.EXHAUSTED:
+            active.given_up = True
+        return outstanding
+
+    def reasons(self) -> tuple[tuple[PeerId, DropReason], ...]:
+        """Why each was let go last."""
+        return tuple((peer.peer, peer.last_reason or DropReason.EXHAUSTED) for peer in self.peers.values())
+
+    # --- time ---
+
+    def busy(self) -> list[FetchPeer]:
+        """Those that are asked for something, and read from."""
+        return [active for active in self.active.values() if active.outstanding and not active.paused]
+
+    def deadline(self, active: FetchPeer) -> float:
+        """When it is to be looked at whether a busy peer is silent or too slow."""
+        return min(active.last_byte + self._idle_s(active), active.window_begun + self._limits.rate_window_s)
+
+    def overdue(self, active: FetchPeer, now: float) -> DropReason | None:
+        """Why a busy peer is let go now, if it is; otherwise a new measure of the least rate may begin."""
+        if now >= active.last_byte + self._idle_s(active):
+            return DropReason.SILENT
+        if now >= active.window_begun + self._limits.rate_window_s:
+            # No byte at all is silence, for which there is more patience when nobody else can be asked.
+            if 0 < active.window_bytes < self._least_rate(active, now) * (now - active.window_begun):
+                return DropReason.SLOW
+            active.window_begun, active.window_bytes = now, 0
+        return None
+
+    def _idle_s(self, active: FetchPeer) -> float:
+        others = any(self.useful(peer) for peer in self.peers.values() if peer is not active)
+        return self._limits.idle_with_others_s if others else self._limits.idle_s
+
+    def _least_rate(self, active: FetchPeer, now: float) -> float:
+        others = [each.rate.bytes_s(now) for each in self.active.values() if each is not active and each.rate.known]
+        limits = self._limits
+        better = any(peer.last_reason not in FOUND_SLOW for peer in self.waiting())
+        least = limits.min_rate_bytes_s if better else min(limits.floor_bytes_s, limits.min_rate_bytes_s)
+        return max(least, limits.least_share * max(others, default=0.0))
