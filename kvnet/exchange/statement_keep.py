@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvnet.trust.statement_book import PlaceKey, Row
+from kvnet.trust.statement_places import PlaceKey, Row
 
 
 class StatementKeep(Protocol):

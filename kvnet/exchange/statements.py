@@ -31,7 +31,9 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statement_book import NOT_KEPT, PlaceKey, Ranks, Row, StatementBook, Verdict, scopes_of_body
+from kvnet.trust.statement_book import StatementBook
+from kvnet.trust.statement_places import NOT_KEPT, PlaceKey, Row, Verdict, scopes_of_body
+from kvnet.trust.statement_ranks import Ranks
 from kvnet.trust.statements import (
     CLOCK_SKEW_S,
     AnyStatement,

@@ -1,85 +1,25 @@
-"""Which statements count, which outranks which, and how many of them anybody keeps for anybody.
+"""Which statements of this node and of others count, which outranks which, and where each may be told.
 
 Of the statements of one signer, one type and one subject only that with the highest sequence counts; of two with the
-same sequence, that whose envelope has the lower hash, so that all nodes end with the same one whatever came first. The
-place of a statement outlives it: what has expired leaves its sequence behind, and nothing earlier takes the place.
+same sequence, that whose envelope has the lower hash, so that all nodes end with the same one whatever came first.
 
 Statements that name no namespace (revocations of keys, rotations) are kept with the namespaces they were told in, their
 *scopes*, and are told on there and nowhere else.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
-
-import msgspec
 
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import AnyStatement, SignedStatement
+from kvnet.trust.statement_places import NOTES, PlaceKey, Row, Verdict
+from kvnet.trust.statement_shares import KnownSigner, Shares
+from kvnet.trust.statements import SignedStatement
 from kvnet.trust.withheld import Extent
 
-MAX_IN_NAMESPACE: Final = 4096
-"""Statements kept for one namespace: what one `GetStatements` can name."""
-MAX_OF_SIGNER: Final = 1024
-"""Of those, statements of one signer that is known there."""
-MAX_NOTES_OF_SIGNER: Final = 512
-"""Of those, notes: they never take the place of a revocation or a membership."""
-MAX_OF_STRANGER: Final = 16
-"""Statements of one signer that is not known in the namespace."""
-MAX_OF_STRANGERS: Final = 256
-"""Statements of all such signers together in one namespace."""
 MAX_EVIDENCE: Final = 64
 """Pairs of statements that contradict each other."""
-MAX_RANKS: Final = 16_384
-"""Places of statements that are not kept."""
-
-NOTES: Final = frozenset({StatementType.TAG, StatementType.ATTESTATION, StatementType.REMOVAL})
-"""What nobody's safety hangs on."""
-NOT_KEPT: Final = frozenset({StatementType.PROVIDER, StatementType.INVITATION})
-"""Provider records are renewed before anybody could restart; invitations are secrets."""
-
-KnownSigner = Callable[[NamespaceId, bytes], bool]
-"""Whether a publisher is a member of a namespace, or believed anyway."""
-
-
-class Verdict(StrEnum):
-    """What became of a statement; stable, for counters."""
-
-    NEW = "new"
-    WIDENED = "widened"
-    """Known, but not in this namespace until now."""
-    KNOWN = "known"
-    OUTRANKED = "outranked"
-    FULL = "full"
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One place, as it is kept on disk.
-
-    Attributes:
-        signer: publisher id.
-        kind: value of the `StatementType`.
-        subject: of the statement.
-        sequence: nothing below it takes the place again.
-        hash: BLAKE3 of the envelope.
-        scopes: ids of the namespaces it was told in, ascending.
-        envelope: empty once the statement has expired.
-    """
-
-    signer: bytes
-    kind: str
-    subject: bytes
-    sequence: int
-    hash: bytes
-    scopes: tuple[bytes, ...]
-    envelope: bytes
-
-
-PlaceKey = tuple[bytes, StatementType, bytes]
-"""Signer, type and subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +63,7 @@ class StatementBook:
         self._places: dict[PlaceKey, _Place] = {}
         self._by_hash: dict[bytes, _Place] = {}
         self._revocations: dict[bytes, dict[PlaceKey, _Place]] = {}
-        self._counts: Counter[tuple[NamespaceId, bytes]] = Counter()
-        self._notes: Counter[tuple[NamespaceId, bytes]] = Counter()
-        self._in_namespace: Counter[NamespaceId] = Counter()
+        self._shares = Shares()
         self.evidence: list[Conflict] = []
 
     def __len__(self) -> int:
@@ -140,7 +78,7 @@ class StatementBook:
             row: as it was written.
             statement: opened from its envelope; None when there is none, or none that is still good.
         """
-        key = (row.signer, StatementType(row.kind), row.subject)
+        key = PlaceKey(row.signer, StatementType(row.kind), row.subject)
         scopes = frozenset(NamespaceId(scope) for scope in row.scopes)
         if statement is None and row.envelope:
             # It may come again, and nothing before it.
@@ -156,7 +94,7 @@ class StatementBook:
             scopes: the namespaces it was told in, or is said in.
             known: who is no stranger.
         """
-        key = (statement.signer, statement.kind, statement.body.subject)
+        key = PlaceKey.of(statement)
         digest = bytes(blake3_hash(statement.envelope))
         wanted = frozenset(scopes)
         place = self._places.get(key)
@@ -225,18 +163,18 @@ class StatementBook:
         found = [
             place.statement
             for key, place in self._places.items()
-            if key[1] is kind and place.statement is not None and (namespace is None or namespace in place.scopes)
+            if key.kind is kind and place.statement is not None and (namespace is None or namespace in place.scopes)
         ]
         return sorted(found, key=lambda statement: (statement.body.sequence, statement.signer))
 
     def latest(self, kind: StatementType, subject: bytes, signer: bytes) -> SignedStatement | None:
         """What counts of one signer about one subject."""
-        place = self._places.get((signer, kind, subject))
+        place = self._places.get(PlaceKey(signer, kind, subject))
         return place.statement if place is not None else None
 
     def sequence(self, kind: StatementType, subject: bytes, signer: bytes) -> int:
         """The highest sequence seen, also of a statement that has expired; 0 for none."""
-        place = self._places.get((signer, kind, subject))
+        place = self._places.get(PlaceKey(signer, kind, subject))
         return place.sequence if place is not None else 0
 
     def revocations(self, signer: bytes) -> int:
@@ -263,7 +201,7 @@ class StatementBook:
 
     def scopes_of(self, statement: SignedStatement) -> frozenset[NamespaceId]:
         """The namespaces in which it may be told."""
-        place = self._places.get((statement.signer, statement.kind, statement.body.subject))
+        place = self._places.get(PlaceKey.of(statement))
         return place.scopes if place is not None else frozenset()
 
     def row(self, key: PlaceKey) -> Row | None:
@@ -271,11 +209,10 @@ class StatementBook:
         place = self._places.get(key)
         if place is None:
             return None
-        signer, kind, subject = key
         return Row(
-            signer=signer,
-            kind=kind.value,
-            subject=subject,
+            signer=key.signer,
+            kind=key.kind.value,
+            subject=key.subject,
             sequence=place.sequence,
             hash=place.hash,
             scopes=tuple(sorted(place.scopes)),
@@ -292,23 +229,16 @@ class StatementBook:
     def _put(self, key: PlaceKey, place: _Place) -> None:
         self._places[key] = place
         self._by_hash[place.hash] = place
-        if key[1] is StatementType.REVOCATION:
-            self._revocations.setdefault(key[0], {})[key] = place
-        self._count(key, place.scopes, 1)
+        if key.kind is StatementType.REVOCATION:
+            self._revocations.setdefault(key.signer, {})[key] = place
+        self._shares.count(key, place.scopes, 1)
 
     def _remove(self, key: PlaceKey) -> None:
         place = self._places.pop(key)
         self._by_hash.pop(place.hash, None)
-        if key[1] is StatementType.REVOCATION:
-            self._revocations[key[0]].pop(key)
-        self._count(key, place.scopes, -1)
-
-    def _count(self, key: PlaceKey, scopes: Iterable[NamespaceId], by: int) -> None:
-        for scope in scopes:
-            self._counts[scope, key[0]] += by
-            self._in_namespace[scope] += by
-            if key[1] in NOTES:
-                self._notes[scope, key[0]] += by
+        if key.kind is StatementType.REVOCATION:
+            self._revocations[key.signer].pop(key)
+        self._shares.count(key, place.scopes, -1)
 
     def _widen(self, key: PlaceKey, place: _Place, wanted: frozenset[NamespaceId], known: KnownSigner) -> Taken:
         more = wanted - place.scopes
@@ -333,33 +263,22 @@ class StatementBook:
         for scope in sorted(scopes):
             if scope in held:
                 room.add(scope)
-            elif self._fits(key, scope, known):
-                if self._in_namespace[scope] >= MAX_IN_NAMESPACE:
+            elif self._shares.allows(key, scope, known):
+                if self._shares.is_full(scope):
                     gone += self._give_way(key, scope)
-                if self._in_namespace[scope] < MAX_IN_NAMESPACE:
+                if not self._shares.is_full(scope):
                     room.add(scope)
         return frozenset(room), tuple(gone)
 
-    def _fits(self, key: PlaceKey, scope: NamespaceId, known: KnownSigner) -> bool:
-        signer, kind, _ = key
-        if not known(scope, signer):
-            strangers = sum(
-                n for (where, who), n in self._counts.items() if where == scope and n and not known(scope, who)
-            )
-            return self._counts[scope, signer] < MAX_OF_STRANGER and strangers < MAX_OF_STRANGERS
-        if kind in NOTES and self._notes[scope, signer] >= MAX_NOTES_OF_SIGNER:
-            return False
-        return self._counts[scope, signer] < MAX_OF_SIGNER
-
     def _give_way(self, key: PlaceKey, scope: NamespaceId) -> list[PlaceKey]:
         """In a full namespace whoever has the most there loses one, a note if it has any, the oldest first."""
-        most = max((n, who) for (where, who), n in self._counts.items() if where == scope)
-        if most[0] <= self._counts[scope, key[0]] + 1:
+        loser = self._shares.gives_way(scope, key.signer)
+        if loser is None:
             return []
         theirs = [
-            (place_key[1] not in NOTES, place.sequence, place.hash, place_key)
+            (place_key.kind not in NOTES, place.sequence, place.hash, place_key)
             for place_key, place in self._places.items()
-            if place_key[0] == most[1] and scope in place.scopes
+            if place_key.signer == loser and scope in place.scopes
         ]
         victim = min(theirs, key=lambda entry: entry[:3])[3]
         self._remove(victim)
@@ -373,61 +292,6 @@ class StatementBook:
             kept, other = other, kept
         if len(self.evidence) < MAX_EVIDENCE:
             self.evidence.append(Conflict(kept, other))
-
-
-class Ranks:
-    """The places of statements that are not kept, as many as memory is given for; the longest unused go first."""
-
-    def __init__(self, limit: int = MAX_RANKS) -> None:
-        self._limit = limit
-        self._places: OrderedDict[PlaceKey, tuple[int, bytes]] = OrderedDict()
-        self._hashes: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def take(self, statement: SignedStatement) -> Verdict:
-        """Whether a statement is new, known, or outranked by one that was here before."""
-        key = (statement.signer, statement.kind, statement.body.subject)
-        digest = bytes(blake3_hash(statement.envelope))
-        before = self._places.get(key)
-        if before is not None:
-            self._places.move_to_end(key)
-            if before[1] == digest:
-                return Verdict.KNOWN
-            if (statement.body.sequence, before[1]) <= (before[0], digest):
-                return Verdict.OUTRANKED
-            self._hashes.discard(before[1])
-        self._places[key] = (statement.body.sequence, digest)
-        self._hashes.add(digest)
-        if len(self._places) > self._limit:
-            self._hashes.discard(self._places.popitem(last=False)[1][1])
-        return Verdict.NEW
-
-    def holds(self, digest: bytes) -> bool:
-        """Whether a statement, named by the BLAKE3 of its envelope, has the place of its subject."""
-        return digest in self._hashes
-
-    def sequence(self, kind: StatementType, subject: bytes, signer: bytes) -> int:
-        """The highest sequence seen; 0 for none."""
-        return self._places.get((signer, kind, subject), (0, b""))[0]
-
-
-def scopes_of_body(body: AnyStatement, told_in: Iterable[NamespaceId]) -> frozenset[NamespaceId]:
-    """Where a statement may be told: in the namespace it names, otherwise where it was told.
-
-    Args:
-        body: what it says.
-        told_in: the namespaces it came by, or is said in.
-
-    Returns:
-        Nothing for a statement that names another namespace than those.
-    """
-    named = getattr(body, "namespace", None)
-    allowed = frozenset(told_in)
-    if named is None:
-        return allowed
-    return allowed & {NamespaceId(named)}
 
 
 def _outranks(sequence: int, digest: bytes, place: _Place) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statement_book import PlaceKey, Row
+from kvnet.trust.statement_places import PlaceKey, Row
 
 BUSY_TIMEOUT_S: Final = 5.0
 SCOPE_SIZE_BYTES: Final = 32

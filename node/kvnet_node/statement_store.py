@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvnet.errors import ConfigError, StoreError
-from kvnet.trust.statement_book import PlaceKey, Row
+from kvnet.trust.statement_places import PlaceKey, Row
 from kvnet_node.statement_file import DamagedError, StatementFile
 
 _log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from kvnet.network.memory import World
 from kvnet.protocol.gossip import GossipLimits
 from kvnet.protocol.messages.refusals import Refused
 from kvnet.protocol.messages.statements import GetStatements, Tell
-from kvnet.trust import statement_book
+from kvnet.trust import statement_shares
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statement_book import PlaceKey, Row
+from kvnet.trust.statement_places import PlaceKey, Row
 from kvnet.trust.statements import Invitation, ProviderRecord, Revocation, SignedStatement, Tag, sign_statement
 from kvnet_node.statement_store import StatementStore
 from tests.simulated.nodes import MINE, NOW_S, identity, seed, wall_s
@@ -197,7 +197,7 @@ async def test_own_sequences_go_up_within_a_millisecond(autojump_clock: MockCloc
 
 
 async def test_too_many_own_statements_are_an_error(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_NOTES_OF_SIGNER", 1)
+    monkeypatch.setattr(statement_shares, "MAX_NOTES_OF_SIGNER", 1)
     statements = statements_of("a", RamKeep())
     await statements.say(tag(1))
     with pytest.raises(StoreError, match="room for one more tag"):
@@ -401,7 +401,7 @@ async def test_what_is_said_together_is_on_disk_together_and_told(autojump_clock
 async def test_of_what_is_said_together_all_before_one_that_finds_no_room_is_kept(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statement_book, "MAX_NOTES_OF_SIGNER", 2)
+    monkeypatch.setattr(statement_shares, "MAX_NOTES_OF_SIGNER", 2)
     keep = NotingKeep()
     statements = statements_of("a", keep)
     with pytest.raises(StoreError):

@@ -11,7 +11,7 @@ import pytest
 
 from kvnet.errors import ConfigError, StoreError
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statement_book import Row
+from kvnet.trust.statement_places import PlaceKey, Row
 from kvnet_node.statement_store import StatementStore, copy_of
 
 
@@ -27,8 +27,8 @@ def row(number: int, *, sequence: int = 1, envelope: bytes = b"signed") -> Row:
     )
 
 
-def key(of: Row) -> tuple[bytes, StatementType, bytes]:
-    return of.signer, StatementType(of.kind), of.subject
+def key(of: Row) -> PlaceKey:
+    return PlaceKey(of.signer, StatementType(of.kind), of.subject)
 
 
 def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from kvnet.protocol import gossip
 from kvnet.protocol.gossip import GossipLimits
 from kvnet.protocol.messages.statements import MAX_KNOWN
-from kvnet.trust import statement_book as book
+from kvnet.trust import statement_shares as shares
 from kvnet.trust import statements
 from kvnet.trust.authority import MAX_ROTATIONS
 from kvnet.trust.envelope import StatementType
@@ -54,12 +54,12 @@ def test_limits_of_statements_in_the_document_are_those_of_the_code() -> None:
         "`get_statements` of one peer": f"{limits.asks_per_s:.0f} a second, {limits.asks_burst:.0f} at once",
         "bytes of one peer that wait to be checked": f"{limits.peer_queued_bytes:,}",
         "bytes of all peers that wait to be checked": f"{limits.queued_bytes:,}",
-        "statements kept in one namespace": f"{book.MAX_IN_NAMESPACE:,}",
+        "statements kept in one namespace": f"{shares.MAX_IN_NAMESPACE:,}",
         "of one member there": (
-            f"{book.MAX_OF_SIGNER:,}, of them {book.MAX_NOTES_OF_SIGNER} tags, removals and attestations"
+            f"{shares.MAX_OF_SIGNER:,}, of them {shares.MAX_NOTES_OF_SIGNER} tags, removals and attestations"
         ),
-        "of one signer that is no member there": f"{book.MAX_OF_STRANGER}",
-        "of all such signers together": f"{book.MAX_OF_STRANGERS}",
+        "of one signer that is no member there": f"{shares.MAX_OF_STRANGER}",
+        "of all such signers together": f"{shares.MAX_OF_STRANGERS}",
     }
 
 

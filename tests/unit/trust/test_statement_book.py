@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet.format.hashes import NamespaceId, blake3_hash
-from kvnet.trust import statement_book
+from kvnet.trust import statement_book, statement_shares
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
-from kvnet.trust.statement_book import Ranks, Row, StatementBook, Taken, Verdict, scopes_of_body
+from kvnet.trust.statement_book import StatementBook, Taken
+from kvnet.trust.statement_places import Row, Verdict, scopes_of_body
 from kvnet.trust.statements import Attestation, Revocation, SignedStatement, Tag, sign_statement
 
 NOW_S = 1_800_000_000
@@ -269,7 +270,7 @@ def test_a_statement_that_names_a_namespace_is_told_there_and_nowhere_else() -> 
 
 
 def test_one_signer_fills_its_own_share_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_OF_SIGNER", 5)
+    monkeypatch.setattr(statement_shares, "MAX_OF_SIGNER", 5)
     book = StatementBook()
     assert [take(book, revocation(n)) for n in range(6)] == [NEW] * 5 + [Verdict.FULL]
     assert take(book, revocation(9, key=BOB)) is NEW
@@ -278,15 +279,15 @@ def test_one_signer_fills_its_own_share_and_no_more(monkeypatch: pytest.MonkeyPa
 
 
 def test_notes_never_take_the_place_of_a_revocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_NOTES_OF_SIGNER", 3)
+    monkeypatch.setattr(statement_shares, "MAX_NOTES_OF_SIGNER", 3)
     book = StatementBook()
     assert [take(book, attestation(n)) for n in range(4)] == [NEW] * 3 + [Verdict.FULL]
     assert take(book, revocation()) is NEW
 
 
 def test_strangers_share_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_OF_STRANGER", 2)
-    monkeypatch.setattr(statement_book, "MAX_OF_STRANGERS", 4)
+    monkeypatch.setattr(statement_shares, "MAX_OF_STRANGER", 2)
+    monkeypatch.setattr(statement_shares, "MAX_OF_STRANGERS", 4)
     book = StatementBook()
     strangers = [PublisherKey(bytes([50 + n]) * 32) for n in range(4)]
     assert [take(book, revocation(n, key=EVE)) for n in range(3)] == [NEW, NEW, Verdict.FULL]
@@ -296,7 +297,7 @@ def test_strangers_share_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_full_namespace_whoever_has_most_gives_way_notes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_IN_NAMESPACE", 4)
+    monkeypatch.setattr(statement_shares, "MAX_IN_NAMESPACE", 4)
     book = StatementBook()
     for statement in (revocation(1), attestation(2, sequence=3), attestation(1, sequence=2), revocation(2)):
         take(book, statement)
@@ -311,7 +312,7 @@ def test_in_a_full_namespace_whoever_has_most_gives_way_notes_first(monkeypatch:
 
 
 def test_without_room_elsewhere_a_statement_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement_book, "MAX_OF_SIGNER", 1)
+    monkeypatch.setattr(statement_shares, "MAX_OF_SIGNER", 1)
     book = StatementBook()
     take(book, revocation(1), SWARM)
     take(book, revocation(2), HOME)
@@ -322,40 +323,3 @@ def test_without_room_elsewhere_a_statement_stays_where_it_is(monkeypatch: pytes
 
 def test_a_statement_told_nowhere_is_not_kept() -> None:
     assert StatementBook().take(revocation(), [], known).verdict is Verdict.FULL
-
-
-# --- what is not kept -------------------------------------------------------------------------------------------------
-
-
-def test_places_of_what_is_not_kept_go_up_too() -> None:
-    ranks = Ranks()
-    later = revocation(sequence=2)
-    assert ranks.take(later) is NEW
-    assert ranks.take(later) is Verdict.KNOWN
-    assert ranks.take(revocation(sequence=1)) is Verdict.OUTRANKED
-    assert ranks.holds(blake3_hash(later.envelope))
-    assert ranks.take(revocation(sequence=3)) is NEW
-    assert not ranks.holds(blake3_hash(later.envelope))
-    assert ranks.sequence(StatementType.REVOCATION, later.body.subject, ANN.public) == 3
-    assert ranks.sequence(StatementType.REVOCATION, b"", ANN.public) == 0
-
-
-def test_of_two_with_one_sequence_the_lower_hash_has_the_place_whatever_came_first() -> None:
-    one, other = sorted(
-        (revocation(reason="one"), revocation(reason="other")), key=lambda each: blake3_hash(each.envelope)
-    )
-    ranks = Ranks()
-    assert [ranks.take(one), ranks.take(other)] == [NEW, Verdict.OUTRANKED]
-    ranks = Ranks()
-    assert [ranks.take(other), ranks.take(one)] == [NEW, NEW]
-
-
-def test_places_longest_unused_are_forgotten() -> None:
-    ranks = Ranks(limit=2)
-    for n in (1, 2):
-        ranks.take(revocation(n))
-    ranks.take(revocation(1))
-    ranks.take(revocation(3))
-    assert len(ranks) == 2
-    assert ranks.take(revocation(1)) is Verdict.KNOWN
-    assert not ranks.holds(blake3_hash(revocation(2).envelope))
