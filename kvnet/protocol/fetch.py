@@ -60,7 +60,7 @@ class FetchMachine:
         have: indices held already.
         limits: patience and appetite.
         holds: what providers say they have; one that is not named may have everything.
-        salt: varies the order among equally rare chunks, so that nodes that replicate at once begin at different ones.
+        first: chunks that are asked for before all others, whatever the order: the rest is of no use without them.
 
     Raises:
         NotFoundError: a needed chunk is marked absent: nobody can have it.
@@ -75,7 +75,7 @@ class FetchMachine:
         have: Container[int] = (),
         limits: FetchLimits | None = None,
         holds: Mapping[PeerId, Container[int]] | None = None,
-        salt: int = 0,
+        first: Container[int] = (),
     ) -> None:
         self._entries = entries
         self._limits = limits or FetchLimits()
@@ -87,10 +87,10 @@ class FetchMachine:
             )
         self._roster = Roster(self._limits, self._missing)
         for peer in providers:
-            self._roster.add(peer, (holds or {}).get(peer))
+            self._roster.add(peer, (holds or {}).get(peer), 0.0)
         self._active = self._roster.active
         self._ended = False
-        self._pending = PendingChunks(self._missing, self._limits.order, self._roster.peers, salt=salt)
+        self._pending = PendingChunks(self._missing, self._limits.order, self._roster.peers, first=first)
         self._late = LateChunks(self._missing, int(self._limits.duplicate_share * self.missing_bytes))
 
     # --- what the driver reads ---
@@ -109,6 +109,11 @@ class FetchMachine:
     def ended(self) -> bool:
         """Whether `Completed` or `Failed` was returned; nothing happens after that."""
         return self._ended
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nobody is asked just now: it waits for a provider to be back, or for another."""
+        return not self._ended and not self._active
 
     def rates_bytes_s(self, now: float) -> dict[PeerId, float]:
         """What each peer that is asked delivers of late, in bytes per second."""
@@ -132,19 +137,25 @@ class FetchMachine:
             # Somebody has nothing to do: as soon as something is late elsewhere, it is taken over.
             look_s = self._late.next_look_s(busy)
             deadlines += [] if look_s is None else [look_s]
+        patient_until_s = self._roster.patient_until_s
+        deadlines += [] if patient_until_s is None else [patient_until_s]
         return min(deadlines, default=None)
 
     # --- what happens ---
 
     def start(self, now: float) -> list[Instruction]:
-        """Begin. Nothing to get ends at once with `Completed`, nobody to ask with `Failed`."""
+        """Begin. Nothing to get ends at once with `Completed`, nobody to ask with `Failed` unless there is patience."""
+        self._roster.progress_s = now
         return self._continue(now)
 
     def provider_found(self, peer: PeerId, now: float, holds: Container[int] | None = None) -> list[Instruction]:
-        """Another provider turned up; it goes to the end of the queue. Known ones are not asked twice."""
-        if self._ended or peer in self._roster.peers:
+        """A provider turned up, or one that was let go came back or has more; it goes to the end of the queue.
+
+        One that sent something wrong is not asked again, and nobody who only ever comes back.
+        """
+        if self._ended or not self._roster.add(peer, holds, now):
             return []
-        self._roster.add(peer, holds)
+        self._pending.holders_changed()
         return self._continue(now)
 
     def holds_changed(self, peer: PeerId, holds: Container[int], now: float) -> list[Instruction]:
@@ -154,7 +165,7 @@ class FetchMachine:
             return []
         known.holds = holds
         known.refused.clear()
-        self._pending.reorder()
+        self._pending.holders_changed()
         return self._continue(now)
 
     def header_arrived(self, peer: PeerId, index: int, length_bytes: int, now: float) -> list[Instruction]:
@@ -207,6 +218,8 @@ class FetchMachine:
             # The second copy: the other one was sooner.
             return self._continue(now)
         self._missing.discard(index)
+        active.prove()
+        self._roster.progress_s = now
         return [ChunkVerified(index, data, peer), *self._continue(now)]
 
     def window_known(self, peer: PeerId, max_window_bytes: int) -> None:
@@ -225,12 +238,14 @@ class FetchMachine:
             active.earlier.discard(index)
             return unexpected
         if reason in (RefusalReason.UNKNOWN, RefusalReason.NOT_SERVING):
-            return self._drop(active, DropReason.UNKNOWN, now)
+            # Who had it a moment ago may have closed the session that was named: there may be another one soon.
+            return self._drop(active, DropReason.GONE if active.proven else DropReason.UNKNOWN, now)
         if reason != RefusalReason.NOT_HELD:
             return self._drop(active, DropReason.BUSY, now)
         active.last_byte = now
         active.settle(index)
         active.refused.add(index)
+        self._pending.holders_changed()
         self._return(index)
         return self._continue(now)
 
@@ -257,7 +272,8 @@ class FetchMachine:
             return []
         instructions: list[Instruction] = []
         for active in self._roster.busy():
-            reason = self._roster.overdue(active, now)
+            # Letting one go may have ended, or begun anew, another.
+            reason = self._roster.overdue(active, now) if active.outstanding else None
             if reason is not None:
                 instructions += self._drop(active, reason, now)
         return instructions + self._continue(now)
@@ -272,7 +288,10 @@ class FetchMachine:
         return [self._end(active, reason, now), *self._continue(now)]
 
     def _end(self, active: FetchPeer, reason: DropReason, now: float) -> Instruction:
-        for index in self._roster.end(active, reason, now):
+        outstanding = self._roster.end(active, reason, now)
+        if active.given_up:
+            self._pending.holders_changed()
+        for index in outstanding:
             self._return(index)
         return DropPeer(active.peer, reason)
 
@@ -295,7 +314,7 @@ class FetchMachine:
             if self._roster.may_start(peer) and peer.not_before <= now and self._pending.wanted_of(peer):
                 self._roster.begin(peer, now)
                 instructions += self._top_up(peer, now)
-        if not self._active and not any(self._roster.waiting()):
+        if self._roster.hopeless(now):
             self._ended = True
             instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
         return instructions

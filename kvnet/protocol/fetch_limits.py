@@ -10,7 +10,8 @@ class ChunkOrder(StrEnum):
     FRONT_FIRST = "front_first"
     """The lowest index: somebody waits, and the beginning of a prefix is of use by itself."""
     RAREST_FIRST = "rarest_first"
-    """What the fewest providers hold: replication, so that a chunk does not vanish with its last holder."""
+    """What the fewest providers hold, so that a chunk does not vanish with its last holder: nobody waits. Equally rare
+    ones come from the front all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,13 @@ class FetchLimits:
         floor_bytes_s: the least rate of anybody: a peer may be told to send slowly, and is then better than none.
         least_share: the least rate as a share of the fastest other peer's.
         rate_window_s: seconds.
-        attempts: how often one peer is tried before it is given up.
+        attempts: how often one peer is tried before it is given up, without a chunk that came of it; being slow counts
+            whatever came.
         retry_s: seconds before a peer that failed is tried again; doubled each time.
+        patience_s: seconds since the last chunk in which a fetch with nobody left to ask goes on: providers that were
+            gone, busy, silent or slow are tried every `patient_retry_s`, and others may turn up; 0: it ends.
+        patient_retry_s: seconds.
+        max_providers: remembered in one fetch; whoever turns up beyond them is not asked.
         active_peers: peers asked at the same time.
         start_chunks: chunks asked for at once before a peer has delivered anything; one when it failed before.
         window_s: seconds of a peer's measured rate that are kept asked for.
@@ -42,6 +48,9 @@ class FetchLimits:
     rate_window_s: float = 8.0
     attempts: int = 3
     retry_s: float = 1.0
+    patience_s: float = 0.0
+    patient_retry_s: float = 5.0
+    max_providers: int = 256
     active_peers: int = 4
     start_chunks: int = 2
     window_s: float = 2.0

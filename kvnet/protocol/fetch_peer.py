@@ -133,7 +133,9 @@ class FetchPeer:
         attempts: how often it was begun with.
         not_before: when it may be tried again.
         last_reason: why it was last let go.
-        given_up: never to be asked again in this fetch.
+        given_up: not to be asked again in this fetch, unless it comes back.
+        proven: a chunk that it sent since it was begun with was verified.
+        comebacks: how often it came back since a chunk of it was verified.
         refused: chunks it refused one by one.
         earlier: chunks of an attempt that was given up: each may still arrive once.
         outstanding: chunks asked for, in the order in which they were.
@@ -153,6 +155,8 @@ class FetchPeer:
     not_before: float = float("-inf")
     last_reason: DropReason | None = None
     given_up: bool = False
+    proven: bool = False
+    comebacks: int = 0
     refused: set[int] = field(default_factory=set)
     earlier: set[int] = field(default_factory=set)
     outstanding: dict[int, Asked] = field(default_factory=dict)
@@ -169,10 +173,24 @@ class FetchPeer:
     def begin(self, now: float) -> None:
         """It is asked from now on."""
         self.attempts += 1
-        self.paused = False
+        self.paused = self.proven = False
         self.last_byte = self.window_begun = now
         self.total_bytes = self.window_bytes = self.part_bytes = 0
         self.rate.begin(now)
+
+    def come_back(self, holds: Container[int] | None, now: float) -> None:
+        """It was away, or lacked things, and turned up anew: what it did before counts no more."""
+        self.comebacks += 1
+        self.attempts = 0
+        self.given_up = False
+        self.not_before = now
+        self.refused.clear()
+        self.holds = holds if holds is not None else self.holds
+
+    def prove(self) -> None:
+        """A chunk that it sent was verified."""
+        self.proven = True
+        self.comebacks = 0
 
     def count(self, n_bytes: int, now: float) -> None:
         """Bytes arrived."""

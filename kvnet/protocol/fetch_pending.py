@@ -1,7 +1,7 @@
 """The chunks that nobody is asked for, in the order in which they are wanted."""
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from kvnet.protocol.fetch_limits import ChunkOrder
 from kvnet.protocol.fetch_peer import FetchPeer
@@ -21,17 +21,23 @@ class PendingChunks:
         indices: of the chunks.
         order: which comes next.
         peers: the providers, as they are at any time.
-        salt: varies the order among equally rare chunks, so that nodes that replicate at once begin at different ones.
+        first: chunks that come before all others in any order.
     """
 
     def __init__(
-        self, indices: Iterable[int], order: ChunkOrder, peers: Mapping[PeerId, FetchPeer], *, salt: int = 0
+        self,
+        indices: Iterable[int],
+        order: ChunkOrder,
+        peers: Mapping[PeerId, FetchPeer],
+        *,
+        first: Container[int] = (),
     ) -> None:
-        self._order = order
+        self._by_rarity = order is ChunkOrder.RAREST_FIRST
         self._peers = peers
-        self._salt = salt
-        self._heap = [(self._rank(index), index) for index in indices]
-        heapq.heapify(self._heap)
+        self._first = first
+        self._heap: list[tuple[Rank, int]] = [((0, index), index) for index in indices]
+        self._stale = True
+        self._order_anew()
 
     def __bool__(self) -> bool:
         return bool(self._heap)
@@ -42,12 +48,11 @@ class PendingChunks:
 
     def push(self, index: int) -> None:
         """A chunk is to be asked for."""
-        heapq.heappush(self._heap, (self._rank(index), index))
+        heapq.heappush(self._heap, (self._ranks([index])[0], index))
 
-    def reorder(self) -> None:
-        """What the providers hold has changed."""
-        self._heap = [(self._rank(index), index) for _, index in self._heap]
-        heapq.heapify(self._heap)
+    def holders_changed(self) -> None:
+        """Providers came, went, or hold something else than before: how rare a chunk is counts anew."""
+        self._stale = self._by_rarity
 
     def take(self, peer: FetchPeer, at_most: int, fits: Fits) -> list[int]:
         """Take out what a peer is to be asked for next.
@@ -57,6 +62,8 @@ class PendingChunks:
             at_most: chunks.
             fits: called with each chunk in turn; counts it as asked for, or ends the list.
         """
+        if self._stale:
+            self._order_anew()
         chosen: list[int] = []
         passed_over: list[tuple[Rank, int]] = []
         while self._heap and len(chosen) < at_most:
@@ -72,9 +79,20 @@ class PendingChunks:
             heapq.heappush(self._heap, passed)
         return chosen
 
-    def _rank(self, index: int) -> Rank:
-        if self._order is ChunkOrder.FRONT_FIRST:
-            return (0, index)
-        holders = sum(1 for peer in self._peers.values() if not peer.given_up and not peer.lacks(index))
-        # Knuth's multiplicative hash: neighbours end up far apart, and elsewhere for every salt.
-        return (holders, (index + self._salt) * 2654435761 % 2**32)
+    def _order_anew(self) -> None:
+        self._stale = False
+        indices = [index for _, index in self._heap]
+        self._heap = list(zip(self._ranks(indices), indices, strict=True))
+        heapq.heapify(self._heap)
+
+    def _ranks(self, indices: Sequence[int]) -> list[Rank]:
+        """From the front; where rarity counts, by the number of providers that may have a chunk first of all."""
+        if not self._by_rarity:
+            return [(0, index) for index in indices]
+        there = [peer for peer in self._peers.values() if not peer.given_up]
+        # One that may have everything makes no difference between chunks.
+        partial = [peer for peer in there if peer.holds is not None or peer.refused]
+        return [
+            (0 if index in self._first else 1 + sum(not peer.lacks(index) for peer in partial), index)
+            for index in indices
+        ]

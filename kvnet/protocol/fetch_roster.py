@@ -3,8 +3,11 @@
 from collections.abc import Collection, Container, Iterator
 
 from kvnet.protocol.fetch_limits import FetchLimits
-from kvnet.protocol.fetch_peer import FOUND_SLOW, PASSING, DropReason, FetchPeer
+from kvnet.protocol.fetch_peer import FOUND_SLOW, MISCONDUCT, PASSING, DropReason, FetchPeer
 from kvnet.protocol.ids import PeerId
+
+MAX_COMEBACKS = 3
+"""How often a provider may come back before a chunk of it is verified: one that only ever comes back ends too."""
 
 
 class Roster:
@@ -17,6 +20,7 @@ class Roster:
     Attributes:
         peers: all of them, by peer id.
         active: those that are asked.
+        progress_s: when the last chunk was verified, or it began.
     """
 
     def __init__(self, limits: FetchLimits, missing: Collection[int]) -> None:
@@ -24,10 +28,22 @@ class Roster:
         self._missing = missing
         self.peers: dict[PeerId, FetchPeer] = {}
         self.active: dict[PeerId, FetchPeer] = {}
+        self.progress_s = 0.0
 
-    def add(self, peer: PeerId, holds: Container[int] | None) -> None:
-        """One more provider; it goes to the end of the queue. Known ones stay as they are."""
-        self.peers.setdefault(peer, FetchPeer(peer, holds))
+    def add(self, peer: PeerId, holds: Container[int] | None, now: float) -> bool:
+        """A provider turned up, or came back: whether there is a new one to ask, at the end of the queue."""
+        known = self.peers.get(peer)
+        if known is None:
+            if len(self.peers) >= self._limits.max_providers:
+                return False
+            self.peers[peer] = FetchPeer(peer, holds)
+            return True
+        if known.last_reason is None or known.last_reason in MISCONDUCT or peer in self.active:
+            return False
+        if known.comebacks >= MAX_COMEBACKS:
+            return False
+        known.come_back(holds, now)
+        return True
 
     def useful(self, peer: FetchPeer) -> bool:
         """Whether a peer may still give something that is missing."""
@@ -57,6 +73,9 @@ class Roster:
         outstanding = active.clear()
         active.last_reason = reason
         if reason in PASSING:
+            if active.proven and reason is not DropReason.SLOW:
+                # A connection that breaks now and then, hours apart, is no reason to give up what comes in between.
+                active.attempts = 1
             active.given_up = active.attempts >= self._limits.attempts
             active.not_before = now + self._limits.retry_s * 2 ** (active.attempts - 1)
             # To the end of the queue.
@@ -64,6 +83,27 @@ class Roster:
         elif reason is not DropReason.EXHAUSTED:
             active.given_up = True
         return outstanding
+
+    def hopeless(self, now: float) -> bool:
+        """Whether nobody is asked, and nobody will be: to be called when nothing else can be done.
+
+        As long as there is patience, those who may be back are tried again.
+        """
+        if self.active or any(self.waiting()):
+            return False
+        if now >= self.progress_s + self._limits.patience_s:
+            return True
+        for peer in self.peers.values():
+            if peer.given_up and peer.last_reason in PASSING:
+                peer.given_up = False
+                peer.not_before = now + self._limits.patient_retry_s
+        return bool(self.peers) and not any(self.waiting())
+
+    @property
+    def patient_until_s(self) -> float | None:
+        """Until when somebody may turn up, while there is nobody at all to ask; None otherwise."""
+        nobody = not self.active and not any(self.waiting())
+        return self.progress_s + self._limits.patience_s if nobody else None
 
     def reasons(self) -> tuple[tuple[PeerId, DropReason], ...]:
         """Why each was let go last."""

@@ -198,7 +198,7 @@ class Swarm:
     arrived: dict[PeerId, int] = field(default_factory=dict)
     received_bytes: int = 0
     holds: dict[str, frozenset[int]] = field(default_factory=dict)
-    salt: int = 0
+    first: frozenset[int] = frozenset()
     outcome: Completed | Failed | None = None
     now: float = 0.0
 
@@ -212,7 +212,7 @@ class Swarm:
             have=self.have,
             limits=self.limits,
             holds={peer(name): held for name, held in self.holds.items()},
-            salt=self.salt,
+            first=self.first,
         )
         self._parts: dict[PeerId, int] = {}
         self._rng = random.Random(self.seed)

@@ -232,11 +232,55 @@ def test_replication_asks_for_the_rarest_chunks_first() -> None:
     assert set(order[:2]) == {7, 31}
 
 
-def test_nodes_that_replicate_at_once_begin_at_different_chunks() -> None:
-    chunks = make_chunks(60)
-    limits = FetchLimits(min_rate_bytes_s=1.0, order=ChunkOrder.RAREST_FIRST)
-    firsts = {Swarm(chunks, {"all": honest}, limits, salt=salt).run().requests[0][2] for salt in range(10)}
-    assert len(firsts) >= 8
+def order_of(done: Swarm) -> list[int]:
+    return [index for _, _, indices in done.requests for index in indices]
+
+
+REPLICATION = FetchLimits(min_rate_bytes_s=1.0, active_peers=1, order=ChunkOrder.RAREST_FIRST)
+
+
+def test_equally_rare_chunks_are_asked_for_from_the_front() -> None:
+    done = Swarm(make_chunks(60), {"all": honest, "too": honest}, REPLICATION).run()
+    assert order_of(done) == list(range(60))
+
+
+def test_what_the_rest_is_of_no_use_without_comes_before_what_is_rare() -> None:
+    everything = frozenset(range(60))
+    holds = {"all": everything, "most": everything - {7, 31}}
+    done = Swarm(make_chunks(60), dict.fromkeys(holds, honest), REPLICATION, holds=holds, first=frozenset({0, 1})).run()
+    assert order_of(done)[:4] == [0, 1, 7, 31]
+
+
+def test_how_rare_a_chunk_is_counts_anew_when_providers_come_go_or_say_what_they_hold() -> None:
+    chunks = make_chunks(40)
+    a, b, c, d = (peer(name) for name in "abcd")
+    limits = FetchLimits(
+        min_rate_bytes_s=1.0, active_peers=2, start_chunks=1, max_window_bytes=1, order=ChunkOrder.RAREST_FIRST
+    )
+    machine = FetchMachine(entries_of(chunks), range(40), [a, b], holds={b: {0, 1, 2}}, limits=limits)
+
+    def asked_of_a(index: int, now: float) -> int:
+        """What is asked for when this chunk has come."""
+        instructions = machine.chunk_arrived(a, index, chunks[index], now)
+        [[after]] = [each.indices for each in instructions if isinstance(each, RequestChunks) and each.peer == a]
+        return after
+
+    assert machine.start(0.0) == [RequestChunks(a, (3,)), RequestChunks(b, (0,))]
+    machine.holds_changed(b, set(range(10)), 0.1)
+    assert asked_of_a(3, 0.2) == 10
+    machine.provider_found(c, 0.3, holds=set(range(30)))
+    assert asked_of_a(10, 0.4) == 30
+    machine.provider_found(d, 0.5, holds=set(range(20, 40)))
+    assert asked_of_a(30, 0.6) == 11
+    assert asked_of_a(11, 0.7) == 12
+    # Refused by "a" itself, 12 is wanted of others.
+    machine.chunk_refused(a, 12, "not_held", 0.8)
+    [*_, asked] = machine.chunk_refused(a, 13, "not_held", 0.8)
+    assert asked == RequestChunks(a, (14,))
+    # "b" is given up: what it shared with "c" is as rare as what "c" alone has.
+    machine.header_arrived(b, 0, 1, 0.9)
+    assert asked_of_a(14, 1.0) == 0
+    assert asked_of_a(0, 1.1) == 1
 
 
 def test_silent_peer_is_let_go_even_while_nothing_else_is_left_to_do() -> None:
