@@ -94,7 +94,8 @@ class Database:
             except OSError as error:
                 raise StoreError(f"the index {self._path} cannot be created: {error.strerror}") from error
         with self._translated():
-            db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            # Nobody is waited for: whoever has it open keeps it.
+            db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
             self._prepare(db)
         except BaseException:
@@ -196,6 +197,12 @@ class Database:
             if code == sqlite3.SQLITE_FULL:
                 raise StoreFullError(
                     "there is no room for the index", hint="Make room on the disk, or remove artifacts: `kvnet rm`."
+                ) from error
+            if code == sqlite3.SQLITE_BUSY:
+                # A node whose data directory was removed or exchanged may have found this one at its place.
+                raise StoreError(
+                    f"expected the index {self._path} to be ours alone, found it open in another process",
+                    hint="Stop the other kvnet first: `ps -C kvnet` or the node's terminal shows it.",
                 ) from error
             # The last three: tables that contradict each other, or are others than ours.
             if code in {

@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from kvnet.errors import DataDirLockedError, StoreError
+from kvnet.errors import DataDirLockedError, StoreError, StoreFullError
+from kvnet.store.failures import storage_errors
 from kvnet.store.osfile import PRIVATE_FILE_MODE, OsFiles
 
 LOCK_NAME: Final = "lock"
@@ -55,7 +56,7 @@ class DataDirLock:
 
         Raises:
             DataDirLockedError: another process, or another lock object of this one, holds it; names the owner.
-            StoreError: the lock file cannot be written.
+            StoreError: the lock file cannot be opened or written.
         """
         if self._handle is not None:
             return
@@ -70,10 +71,7 @@ class DataDirLock:
             ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._handle = handle
-            self._record(LockOwner(os.getpid()))
         except OSError as error:
-            self._handle = None
             os.close(handle)
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise self._locked() from None
@@ -82,19 +80,28 @@ class DataDirLock:
                 hint="Some network drives know no locks: name a folder on a disk of this machine with --data-dir; "
                 "`store` in it may be a link to another drive.",
             ) from error
+        self._handle = handle
+        try:
+            with storage_errors(f"recording the owner of {self._directory}"):
+                self._record(LockOwner(os.getpid()))
+        except StoreFullError:
+            # It is only for people, and whoever wants to make room on a full disk needs the lock.
+            self._forget_owner()
+        except BaseException:
+            self.release()
+            raise
 
     def record_control_socket(self, path: Path | str) -> None:
         """Let others find the control socket of the process that holds this lock.
 
         Raises:
+            StoreFullError: there is no room for the record.
             StoreError: this object does not hold the lock, or the record cannot be written.
         """
         if self._handle is None:
             raise StoreError(f"expected to hold the lock of {self._directory} before a control socket is recorded")
-        try:
+        with storage_errors(f"recording the owner of {self._directory}"):
             self._record(LockOwner(os.getpid(), str(path)))
-        except OSError as error:
-            raise StoreError(f"the owner of {self._directory} cannot be recorded: {error.strerror}") from error
 
     def owner(self) -> LockOwner | None:
         """Who holds the lock, as far as is known; ``None`` when nobody does, or a process that has ended did.
@@ -120,10 +127,13 @@ class DataDirLock:
         if self._handle is None:
             return
         # The record first: between the two the lock is held by somebody unknown, never free with an owner's name.
-        with contextlib.suppress(OSError):
-            self._files.unlink(self._directory / OWNER_NAME)
+        self._forget_owner()
         os.close(self._handle)
         self._handle = None
+
+    def _forget_owner(self) -> None:
+        with contextlib.suppress(OSError):
+            self._files.unlink(self._directory / OWNER_NAME)
 
     def _record(self, owner: LockOwner) -> None:
         temporary = self._directory / f".{OWNER_NAME}.tmp"

@@ -5,7 +5,7 @@ import os
 import sqlite3
 from contextlib import suppress
 
-from kvnet.errors import StoreError
+from kvnet.errors import StoreError, StoreFullError
 from kvnet.store.database import IndexUnreadableError
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import Index
@@ -55,11 +55,12 @@ class Parts:
         with storage_errors(what):
             for folder in self.paths.folders():
                 self.files.make_directory(folder)
-            remove_temporary_files(self.files, self.paths)
         self._check_writable()
-        index = Index.open(self.paths.index)
+        # First of all: whoever has the index open owns what lies beside it.
+        index = self._open_index(what)
         try:
             with storage_errors(what):
+                remove_temporary_files(self.files, self.paths)
                 problems = self._reconciled(index)
                 taken = self.partials.taken if hasattr(self, "partials") else frozenset()
                 partials = Partials(self.files, self.paths, taken)
@@ -75,6 +76,15 @@ class Parts:
             index.close()
             raise
         self.index, self.problems, self.partials, self.space = index, problems, partials, space
+
+    def _open_index(self, what: str) -> Index:
+        """The index, which nobody else opens from now on; on a full disk what was left behind makes room for it."""
+        try:
+            return Index.open(self.paths.index)
+        except StoreFullError:
+            with storage_errors(what):
+                remove_temporary_files(self.files, self.paths)
+            return Index.open(self.paths.index)
 
     def _check_writable(self) -> None:
         """Say so here: what SQLite says of a drive that is locked or mounted for reading alone helps nobody."""

@@ -1,5 +1,6 @@
 """Packs of interrupted fetches: which lie there, how much they take, and whose turn it is with each."""
 
+import stat
 from pathlib import Path
 
 from kvnet.errors import StoreError
@@ -55,7 +56,10 @@ class Partials:
 
     def _count(self, path: Path) -> None:
         try:
-            self._idle[path] = path.lstat().st_size + journal_of(path).lstat().st_size
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode):
+                return  # somebody else's
+            self._idle[path] = found.st_size + journal_of(path).lstat().st_size
         except OSError:
             self._idle.pop(path, None)
 

@@ -38,6 +38,8 @@ def marked(folder: Path) -> set[ArtifactHash]:
     """The artifacts that a folder of marker files names."""
     found: set[ArtifactHash] = set()
     for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            continue  # no marker of ours
         try:
             found.add(parse_artifact_text(entry.name))
         except UsageError:

@@ -226,17 +226,23 @@ class Removing:
         with storage_errors("looking at markers"):
             left = {artifact_text(pack.artifact) for pack in self._parts.index.packs()}
             for marker in self._paths.removed.iterdir():
-                if marker.name not in left:
+                # A folder is no marker of ours, and is left alone.
+                if marker.name not in left and not (marker.is_dir() and not marker.is_symlink()):
                     self._files.unlink(marker)
 
     def remove_partials(self, paths: Iterable[Path]) -> None:
         """Remove partial packs that were taken for it.
 
         Raises:
-            StoreError: the disk failed.
+            StoreError: the disk failed at one of them; the others went all the same.
         """
+        failure: StoreError | None = None
         for path in paths:
             try:
                 self._parts.partials.remove(path)
+            except StoreError as error:
+                failure = failure or error
             finally:
                 self._gate.while_away(lambda path=path: self._parts.partials.give_back(path))  # type: ignore[misc]
+        if failure is not None:
+            raise failure

@@ -26,6 +26,10 @@ class FaultyFiles(OsFiles):
         self.seen: dict[str, int] = {}
         self.free: int | None = None
 
+    def fail_once(self, operation: str, code: int) -> None:
+        """The next operation of a kind fails."""
+        self._operation, self._number, self._code = operation, self.seen.get(operation, 0) + 1, code
+
     def fail_from_now_on(self, operation: str, code: int) -> None:
         """Every later operation of a kind fails."""
         self._operation, self._number, self._code, self._forever = (

@@ -2,6 +2,9 @@
 
 import errno
 import logging
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,18 @@ from kvnet.store.osfile import OsFiles
 from tests.unit.store.samples import MINE, check_whole, fill, keys_of, publish, sample
 
 FIRST, SECOND, THIRD = sample(range(600)), sample(range(900)), sample(range(5000, 5600))
+
+OTHER_PROCESS = """
+import sys
+from pathlib import Path
+from kvnet.store.disk import DiskStore
+store = DiskStore.open(Path(sys.argv[1]), quota_bytes=1 << 30, min_free_bytes=0)
+writer = store.begin_pack(3)
+print("writing", flush=True)
+sys.stdin.read()
+writer.abort()
+store.close()
+"""
 
 
 class Failing(OsFiles):
@@ -245,3 +260,30 @@ def test_a_store_that_is_away_can_be_closed(store: DiskStore, tmp_path: Path) ->
     store.close()
     writer.abort()
     assert not store.look()
+
+
+def test_a_store_that_another_process_has_at_the_same_place_is_left_alone_and_loses_nothing(
+    store: DiskStore, tmp_path: Path, repository_root: Path
+) -> None:
+    # A node whose data directory was removed, while another one began anew there.
+    shutil.rmtree(tmp_path / "store")
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS, str(tmp_path / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=repository_root,
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        (being_written,) = (tmp_path / "store" / "tmp").glob("*.part")
+        assert not store.look()
+        assert being_written.exists()
+        with pytest.raises(StoreError, match="found it open in another process"):
+            DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0)
+        assert being_written.exists()
+    finally:
+        other.communicate("")
+    assert other.returncode == 0
+    assert store.look()

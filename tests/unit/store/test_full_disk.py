@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.errors import StoreError, StoreFullError
+from kvnet.errors import DataDirLockedError, StoreError, StoreFullError
 from kvnet.store.disk import DiskStore
+from kvnet.store.lock import DataDirLock, LockOwner
 from tests.unit.store.samples import Sample, check_whole, keys_of, publish, sample
 
 pytestmark = pytest.mark.skipif(
@@ -91,6 +92,29 @@ def test_garbage_collection_makes_room_on_a_full_disk(disk: Path) -> None:
     publish(store, added[0])
     check_whole(store, added[0])
     store.close()
+
+
+def test_a_full_disk_keeps_nobody_from_taking_the_data_directory_to_make_room(disk: Path) -> None:
+    lock = DataDirLock(disk)
+    lock.acquire()
+    lock.release()
+    store = opened(disk)
+    first, *_ = filled(store, disk, pinned=True)
+    store.close()
+    lock.acquire()
+    assert lock.held
+    assert lock.owner() is None
+    # Whoever comes meanwhile is refused all the same.
+    with pytest.raises(DataDirLockedError):
+        DataDirLock(disk).acquire()
+    with pytest.raises(StoreFullError, match="recording the owner"):
+        lock.record_control_socket(disk / "control.sock")
+    store = opened(disk)
+    assert store.remove(first.hash) >= first.size_bytes
+    store.close()
+    lock.record_control_socket(disk / "control.sock")
+    assert lock.owner() == LockOwner(os.getpid(), str(disk / "control.sock"))
+    lock.release()
 
 
 def test_a_disk_that_can_only_be_read_is_named(disk: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvnet.errors import StoreError
-from kvnet.format.hashes import BytesLike
+from kvnet.format.hashes import BytesLike, artifact_text
 from kvnet.store.disk import DiskStore
 from kvnet.store.journal import GroupedSync, Kept, encode_header, encode_record, parse_journal
 from kvnet.store.osfile import OsFiles
@@ -227,6 +227,24 @@ def test_failing_disk_loses_no_chunk_that_was_kept_before(tmp_path: Path, operat
             pass
         store.close()
     assert held(tmp_path) >= set(range(N // 2))
+
+
+def test_partial_pack_that_cannot_be_removed_keeps_no_other_from_going_or_being_gone_on_with(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = opened(tmp_path, files)
+    both = [ARTIFACT, sample(range(5000, 5600))]
+    for each in both:
+        writer = store.resume_pack(each.hash, each.entries)
+        fill(writer, each, range(2))
+        writer.abort()
+    files.fail_once("unlink", errno.EIO)
+    with pytest.raises(StoreError, match="removing a partial pack failed"):
+        store.collect_garbage(everything=True)
+    (left,) = [each for each in both if store.has_partial(each.hash)]
+    assert {path.stem for path in writer.path.parent.iterdir()} == {artifact_text(left.hash)}
+    for each in both:
+        assert len(store.resume_pack(each.hash, each.entries).held) == 2 * (each is left)
+    store.close()
 
 
 def test_full_disk_at_publishing_keeps_what_came(tmp_path: Path) -> None:
