@@ -36,6 +36,7 @@ from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.interface import StreamKind
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.ids import PeerId
+from kvnet.protocol.pace import Purpose
 from kvnet.store.disk import DiskStore
 
 STREAM_SHARE = 8
@@ -122,7 +123,7 @@ class Fetching:
         assert self._located is not None
         await trio.to_thread.run_sync(warm_memory, self._directory, self.size_bytes)
         begun = time.perf_counter()
-        fetched = await self._node.fetcher.fetch(self._located, self._entries)
+        fetched = await self._node.fetcher.fetch(self._located, self._entries, purpose=Purpose.REPLICATION)
         seconds = time.perf_counter() - begun
         await trio.to_thread.run_sync(self._store.remove, fetched.record.hash)
         await trio.to_thread.run_sync(lambda: self._store.collect_garbage(everything=True))

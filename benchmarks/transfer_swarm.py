@@ -22,6 +22,7 @@ from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.libp2p.host import LibP2PNetwork
+from kvnet.protocol.pace import Purpose
 from kvnet.store.disk import DiskStore
 
 N_PROVIDERS = 4
@@ -74,7 +75,9 @@ class Target:
         await trio.to_thread.run_sync(warm_memory, self._directory, size_bytes)
         discarded_bytes = self.node.bulk.discarded_bytes
         begun = time.perf_counter()
-        fetched = await self.node.fetcher.fetch(self._located, self._entries, progress=kill)
+        fetched = await self.node.fetcher.fetch(
+            self._located, self._entries, progress=kill, purpose=Purpose.REPLICATION
+        )
         seconds = time.perf_counter() - begun
         assert fetched.record.complete
         await trio.sleep(TAKEN_BACK_S)  # what is still coming is counted then

@@ -287,10 +287,15 @@ class DiskStore(BasicStore):
             return self._paths.partial_pack(artifact) in self._parts.partials
 
     def resume_pack(
-        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+        self,
+        artifact: ArtifactHash,
+        entries: Sequence[ChunkEntry],
+        *,
+        expected_bytes: int = 0,
+        read_soon: bool = True,
     ) -> DiskPackWriter:
         """See the interface. Reading what is there goes on outside the lock: it may be much."""
-        return self._packing.resume(artifact, entries, expected_bytes)
+        return self._packing.resume(artifact, entries, expected_bytes, read_soon=read_soon)
 
     # --- keeping and letting go ---------------------------------------------------------------------------------------
 

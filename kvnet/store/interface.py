@@ -247,7 +247,12 @@ class Store(Protocol):
         ...
 
     def resume_pack(
-        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+        self,
+        artifact: ArtifactHash,
+        entries: Sequence[ChunkEntry],
+        *,
+        expected_bytes: int = 0,
+        read_soon: bool = True,
     ) -> PackWriter:
         """Go on filling the pack of an artifact, or start it; it outlives this process.
 
@@ -258,6 +263,8 @@ class Store(Protocol):
             artifact: its hash.
             entries: its whole chunk list, verified.
             expected_bytes: what is to be written in all; room is made for it, less what is held.
+            read_soon: whether somebody waits to read what is written. When nobody does, it need not take memory of
+                the system's page cache.
 
         Raises:
             StoreFullError: there is no room; what was written before stays.

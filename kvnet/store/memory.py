@@ -222,7 +222,12 @@ class MemoryStore(BasicStore):
             return artifact in self._partials
 
     def resume_pack(
-        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], *, expected_bytes: int = 0
+        self,
+        artifact: ArtifactHash,
+        entries: Sequence[ChunkEntry],
+        *,
+        expected_bytes: int = 0,
+        read_soon: bool = True,  # noqa: ARG002 - there is no page cache here
     ) -> PackWriter:
         """See the interface."""
         with self._lock:

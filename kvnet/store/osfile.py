@@ -3,8 +3,8 @@
 Everything the store writes goes through one :class:`OsFiles`, so that differences between systems are settled here
 and a test can make any single write, sync or rename fail.
 
-Sources: ``fcntl(2)`` of macOS for ``F_FULLFSYNC`` and ``F_PREALLOCATE``; ``fdatasync(2)`` and ``posix_fallocate(3)``
-of Linux. Python offers neither of the latter on macOS.
+Sources: ``fcntl(2)`` of macOS for ``F_FULLFSYNC``, ``F_PREALLOCATE`` and ``F_NOCACHE``; ``open(2)``, ``fdatasync(2)``
+and ``posix_fallocate(3)`` of Linux. Python offers neither of the last two on macOS.
 """
 
 import errno
@@ -23,6 +23,7 @@ PRIVATE_DIRECTORY_MODE: Final = 0o700
 # <sys/fcntl.h> of macOS; Python names only the first, and only there.
 _F_FULLFSYNC: Final = 51
 _F_PREALLOCATE: Final = 42
+_F_NOCACHE: Final = 48
 _F_ALLOCATEALL: Final = 4
 _F_PEOFPOSMODE: Final = 3
 _FSTORE: Final = struct.Struct("=IiqqQ")
@@ -72,6 +73,27 @@ class OsFiles:
             os.close(handle)
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return handle
+
+    def open_past_cache(self, path: Path) -> int | None:
+        """Open a file that exists for writes that leave nothing in the page cache; a symbolic link is never followed.
+
+        Memory, offset and length of such a write are multiples of a block: `kvnet.store.past_cache`.
+
+        Returns:
+            the handle; ``None`` where the file system offers no such thing.
+        """
+        if hasattr(os, "O_DIRECT"):
+            try:
+                return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                return None
+        handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if _try_fcntl(handle, _F_NOCACHE, 1):
+            return handle
+        os.close(handle)
+        return None
 
     def close(self, handle: int) -> None:
         """Close a file."""

@@ -46,26 +46,28 @@ class Packing:
         self._placing = placing
         self._store = store
 
-    def begin(self, n_chunks: int, expected_bytes: int) -> DiskPackWriter:
-        """See :meth:`Store.begin_pack`."""
+    def begin(self, n_chunks: int, expected_bytes: int, *, read_soon: bool = True) -> DiskPackWriter:
+        """See :meth:`Store.begin_pack`; of chunks that are not read soon nothing stays in the page cache."""
 
         def begin() -> DiskPackWriter:
             path = self._parts.space.temporary_path()
-            writer = DiskPackWriter(self, self._parts.files, path, n_chunks, expected_bytes)
+            writer = DiskPackWriter(self, self._parts.files, path, n_chunks, expected_bytes, read_soon=read_soon)
             self._parts.space.leases[writer] = set()
             return writer
 
         return self._with_room(expected_bytes, begin)
 
-    def resume(self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], expected_bytes: int) -> DiskPackWriter:
+    def resume(
+        self, artifact: ArtifactHash, entries: Sequence[ChunkEntry], expected_bytes: int, *, read_soon: bool = True
+    ) -> DiskPackWriter:
         """See :meth:`Store.resume_pack`."""
         path = self._parts.paths.partial_pack(artifact)
         with self._gate:
             self._store.require_open()
             mine = self._parts.partials.take(path)
         if not mine:
-            return self.begin(len(entries), expected_bytes)
-        writer = ResumablePackWriter(self, self._parts.files, path, artifact, entries)
+            return self.begin(len(entries), expected_bytes, read_soon=read_soon)
+        writer = ResumablePackWriter(self, self._parts.files, path, artifact, entries, read_soon=read_soon)
         with self._gate:
             self._parts.space.leases[writer] = set()
         left_bytes = max(0, expected_bytes - sum(entries[index].length_bytes for index in writer.held))

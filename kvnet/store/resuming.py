@@ -34,6 +34,7 @@ class ResumablePackWriter(DiskPackWriter):
         path: of the partial pack; made when missing. Its journal lies beside it.
         artifact: the artifact.
         entries: its chunk list, verified.
+        read_soon: whether chunks stay in the system's page cache.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class ResumablePackWriter(DiskPackWriter):
         path: Path,
         artifact: ArtifactHash,
         entries: Sequence[ChunkEntry],
+        *,
+        read_soon: bool = True,
     ) -> None:
         self._journal_path = journal_of(path)
         try:
@@ -52,7 +55,7 @@ class ResumablePackWriter(DiskPackWriter):
             raise
         self._cut = not kept
         self._sync = GroupedSync(files, handle, self._journal)
-        super().__init__(host, files, path, len(entries), 0, handle=handle)
+        super().__init__(host, files, path, len(entries), 0, handle=handle, read_soon=read_soon)
         self._held = frozenset(one.index for one in kept)
         for one in kept:
             super()._keep(one.index, PlacedChunk(entries[one.index].hash, one.offset, one.length_bytes))
@@ -130,7 +133,7 @@ class ResumablePackWriter(DiskPackWriter):
         except OSError as error:
             _log.warning("store: a partial pack stays as it is until it expires: %s", error.strerror)
         finally:
-            self._files.close(handle)
+            self._close_file(handle)
             self._files.close(self._journal)
             self._host.suspended(self._path)
 

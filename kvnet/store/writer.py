@@ -12,6 +12,7 @@ from kvnet.store.filling import PackDraft, PackFilling
 from kvnet.store.index import PlacedChunk
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.osfile import OsFiles
+from kvnet.store.past_cache import PastCache
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class DiskPackWriter(PackFilling):
         n_chunks: chunks of the artifact.
         expected_bytes: bytes to reserve for chunks.
         handle: the file, when it is open already.
+        read_soon: whether chunks stay in the system's page cache.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class DiskPackWriter(PackFilling):
         expected_bytes: int,
         *,
         handle: int | None = None,
+        read_soon: bool = True,
     ) -> None:
         super().__init__(n_chunks)
         self._host = host
@@ -76,9 +79,12 @@ class DiskPackWriter(PackFilling):
         self._room_until = self._next_offset + max(expected_bytes, ROOM_STEP_BYTES)
         with storage_errors("starting a pack"):
             self._handle: int | None = files.create(path) if handle is None else handle
+        self._past_cache: PastCache | None = None
         try:
             with storage_errors("reserving a pack"):
                 files.preallocate(self._handle, self._next_offset + expected_bytes)
+                if not read_soon:
+                    self._past_cache = PastCache(files, path, self._handle)
         except BaseException:
             self.abort()
             raise
@@ -114,8 +120,12 @@ class DiskPackWriter(PackFilling):
             self._room_until = self._next_offset + n_bytes + ROOM_STEP_BYTES
 
     def _write(self, chunk: PlacedChunk, data: BytesLike) -> None:
+        handle = self._open_handle()
         with storage_errors("writing a pack"):
-            self._files.write(self._open_handle(), data, chunk.offset)
+            if self._past_cache is not None:
+                self._past_cache.write(data, chunk.offset)
+            else:
+                self._files.write(handle, data, chunk.offset)
 
     def _read(self, chunk: PlacedChunk) -> bytes:
         with storage_errors("reading a pack"):
@@ -135,11 +145,16 @@ class DiskPackWriter(PackFilling):
         # Before the file is closed: the store asks its writers for their size, under the lock that this takes.
         self._host.forget(self)
         if handle is not None:
-            self._files.close(handle)
+            self._close_file(handle)
             try:
                 self._files.unlink(self._path)
             except OSError as error:
                 _log.warning("a temporary pack stays until the store opens again: %s", error.strerror)
+
+    def _close_file(self, handle: int) -> None:
+        if self._past_cache is not None:
+            self._past_cache.close()
+        self._files.close(handle)
 
     def _finish_file(self, draft: PackDraft) -> None:
         """Everything around the chunks; then all of it to the medium."""
