@@ -2,31 +2,28 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kvnet.format.prefix import BLOCK_TOKENS, TOKEN_SIZE_BYTES
 from kvnet.protocol.cost import EvenOffer
 from kvnet.protocol.speeds import Link
 from simulations.workload.requests import Request
 from simulations.world.node import Node
+from simulations.world.state import WorldState
 from simulations.world.transfers import Brought, Wanted
 from simulations.world.tree import Path, PromptTree
-
-if TYPE_CHECKING:
-    from simulations.world.world import World
 
 
 class Replicator:
     """Counts fetches of shared beginnings, and copies those that are hot to nodes of the same site.
 
     Args:
-        world: in which this happens.
+        state: of the world.
     """
 
-    def __init__(self, world: "World") -> None:
-        assert world.policy.replication is not None  # noqa: S101 - made only then
-        self._world = world
-        self._replication = world.policy.replication
+    def __init__(self, state: WorldState) -> None:
+        assert state.policy.replication is not None  # noqa: S101 - made only then
+        self._state = state
+        self._replication = state.policy.replication
         self._fetches: Counter[int] = Counter()
 
     def fetched(self, node: Node, request: Request, path: Path) -> None:
@@ -42,30 +39,30 @@ class Replicator:
 
     def _lacking(self, node: Node, segment: int) -> list[Node]:
         """Nodes nearby that have none of it, the emptiest first."""
-        world = self._world
-        holders = world.holders.get(segment, {})
+        state = self._state
+        holders = state.holders.get(segment, {})
         near = [
-            world.nodes[number]
+            state.nodes[number]
             for number in node.members
-            if number not in holders and world.nodes[number].setup.site == node.setup.site
+            if number not in holders and state.nodes[number].setup.site == node.setup.site
         ]
-        near = [other for other in near if world.places.reachable(node, other)]
+        near = [other for other in near if state.places.reachable(node, other)]
         near.sort(key=lambda other: (other.store.used_bytes / other.store.quota_bytes, other.number))
         return near[: self._replication.copies]
 
     def _copy(self, node: Node, other: Node, shared: Path) -> None:
-        world, n_tokens = self._world, shared[0][1]
+        state, n_tokens = self._state, shared[0][1]
         offer = EvenOffer(
             Link(node.peer, 0.0, 1.0), n_tokens, 0, other.block_bytes, TOKEN_SIZE_BYTES * n_tokens,
             other.setup.kv_bytes_per_token,
         )  # fmt: skip
-        rtt_s = world.places.rtt_s(node, other)
+        rtt_s = state.places.rtt_s(node, other)
         # Nobody waits for it: however slow, it is not given up.
         wanted = Wanted(
             other, [node], n_tokens, 0, n_tokens, offer, 0.0, rtt_s, self._done(other, shared), urgent=False
         )
-        world.counts["copies"] += 1
-        world.transfers.begin(wanted)
+        state.counts["copies"] += 1
+        state.transfers.begin(wanted)
 
     def _done(self, other: Node, shared: Path) -> Callable[[Brought], None]:
         def done(brought: Brought) -> None:
@@ -73,8 +70,8 @@ class Replicator:
                 return
             other.counted.ssd_written_bytes += brought.n_bytes
             path = PromptTree.cut(shared, brought.n_tokens)
-            other.store.keep(path, brought.provider.number, self._world.clock.now, brought.provider.store.origins)
-            other.store.tidy(self._world.clock.now)
-            self._world.checks.stored(other)
+            other.store.keep(path, brought.provider.number, self._state.clock.now, brought.provider.store.origins)
+            other.store.tidy(self._state.clock.now)
+            self._state.checks.stored(other)
 
         return done

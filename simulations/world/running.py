@@ -9,6 +9,7 @@ from simulations.scenario import Scenario
 from simulations.world.building import build
 from simulations.world.clock import Clock, HeapClock
 from simulations.world.setup import WorldSetup
+from simulations.world.state import WorldState
 from simulations.world.world import Report, World
 
 MOST_EXACT_REQUESTS = 10_000
@@ -64,12 +65,12 @@ def run_world(
     clock = clock or HeapClock()
     stream = setup.stream
     recorder = Recorder(stream.n_input, stream.node, len(setup.nodes))
-    world = World(setup, policy, seed, clock, recorder, exact_transfers=exact_transfers)
+    state = WorldState(setup, policy, seed, clock, recorder, exact_transfers=exact_transfers)
     # Nothing that a run drops is part of a cycle; looking for some takes a third of a long run.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        world.run(report)
+        World(state).run(report)
     finally:
         if collecting:
             gc.enable()
@@ -78,7 +79,7 @@ def run_world(
         policy.name,
         seed,
         duration_s=clock.now,
-        checks=world.checks.looked,
-        counts={name: count for name, count in world.counts.items() if count},
+        checks=state.checks.looked,
+        counts={name: count for name, count in state.counts.items() if count},
         seconds=time.perf_counter() - began_s,
     )

@@ -9,20 +9,20 @@ from simulations.policies import named
 from simulations.results import Recorder
 from simulations.world.clock import HeapClock
 from simulations.world.node import Job
+from simulations.world.state import WorldState
 from simulations.world.transfers import Ledger
-from simulations.world.world import World
 from tests.simulations.world.worlds import node, world
 
 PROMPT = 2560
 
 
-def small() -> World:
+def small() -> WorldState:
     setup = world([node(), node()], [(0.0, 0, 0, PROMPT, 0)])
     recorder = Recorder(setup.stream.n_input, setup.stream.node, 2)
-    return World(setup, named("swarm"), 0, HeapClock(), recorder)
+    return WorldState(setup, named("swarm"), 0, HeapClock(), recorder)
 
 
-def job_in(made: World, reused_tokens: int) -> Job:
+def job_in(made: WorldState, reused_tokens: int) -> Job:
     request = made.setup.stream[0]
     job = Job(request, made.tree.path(request.segment, request.n_input), 0)
     job.reused_tokens = reused_tokens
