@@ -32,10 +32,16 @@ class BoundTcp(TCP):
         self._nursery = nursery
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
-        """Dial as py-libp2p does, which leaves out the interface that a link-local address needs."""
+        """Dial as py-libp2p does, which leaves out the interface that a link-local address needs.
+
+        Its own streams do not know either where an IPv6 peer is, and then no bulk connection can be dialled there.
+        """
         text = str(maddr)
         if split_scoped(text) is None:
-            return await super().dial(maddr)
+            dialled = await super().dial(maddr)
+            if isinstance(dialled, RawConnection) and isinstance(dialled.stream, TrioTCPStream):
+                return RawConnection(_TcpStream(dialled.stream.stream), True)
+            return dialled
         try:
             stream = await trio.open_tcp_stream(host_of(text), int(port_of(text)))
         except OSError as error:

@@ -65,11 +65,12 @@ async def running(
     *,
     bulk: BulkEndpoint | None,
     options: NodeOptions | None = None,
+    listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[BulkNode]:
     """A node that trusts the nodes "a" and "b"."""
     store = DiskStore.open(directory, quota_bytes=1 << 40, min_free_bytes=0)
     exchange = ExchangeNode(
-        LibP2PNetwork(secrets.token_bytes(32), listen=["127.0.0.1:0"]),
+        LibP2PNetwork(secrets.token_bytes(32), listen=[listen]),
         store,
         ThreadLane(),
         identity(name, trusts=["a", "b"]),

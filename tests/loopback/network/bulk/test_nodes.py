@@ -1,5 +1,6 @@
 """Nodes that fetch over bulk connections."""
 
+import socket
 import threading
 from pathlib import Path
 
@@ -25,6 +26,18 @@ from tests.simulated.nodes import OTHER
 pytestmark = pytest.mark.loopback
 
 LISTEN = ["127.0.0.1:0"]
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = has_ipv6()
 
 
 def bulk_threads() -> list[str]:
@@ -60,6 +73,24 @@ async def test_encryption_is_dropped_only_when_both_sides_ask_for_that(tmp_path:
             await asker.exchange.connect(holder.exchange.addresses()[0])
             await asker.fetch(artifact)
             assert asker.exchange.peers()[0].chunks == "bulk"
+
+
+@pytest.mark.skipif(not IPV6, reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_bulk_connection_is_dialled_where_the_peer_was(tmp_path: Path, host: str) -> None:
+    place = f"{host}:0"
+    async with (
+        running(tmp_path / "a", "a", bulk=BulkEndpoint([place]), listen=place) as holder,
+        # It listens nowhere for bulk connections: nobody can dial back in place of it.
+        running(tmp_path / "b", "b", bulk=BulkEndpoint([]), listen=place) as asker,
+    ):
+        artifact = holder.hold(600)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        where = [host.strip("[]")]
+        assert asker.exchange.network.seen_at(holder.exchange.peer_id) == where
+        assert holder.exchange.network.seen_at(asker.exchange.peer_id) == where
+        assert (await asker.fetch(artifact)).record.complete
+        assert asker.exchange.peers()[0].chunks == "bulk"
 
 
 async def test_peer_that_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
