@@ -3,11 +3,14 @@
 import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import trio
 
 from kvnet.errors import KvnetError, NetworkError, NotFoundError
 from kvnet.exchange.events import PeerPart
+from kvnet.exchange.provider import Delivered, Provider
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
@@ -21,6 +24,7 @@ from kvnet.protocol.fetch import (
     Instruction,
     RequestChunks,
 )
+from kvnet.protocol.fetch_limits import limits_for
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused, GetChunks
 from kvnet.protocol.pace import Pace, Purpose
@@ -30,46 +34,37 @@ Sink = Callable[[Sequence[VerifiedChunk], PeerId], Awaitable[None]]
 whoever keeps them keeps a copy."""
 
 
-AskHave = Callable[[PeerId], Awaitable[Container[int] | None]]
-"""Asks a peer which chunks it has; ``None`` when it does not say. Does not raise."""
+Join = Callable[[Provider], Awaitable[None]]
+"""Takes in a provider that turned up, or that is in another session than before."""
+
+
+class Sources(Protocol):
+    """What is known of providers while a fetch is under way."""
+
+    async def have(self, peer: PeerId) -> Container[int] | None:
+        """Which chunks a peer says that it has; ``None`` when it does not say. Does not raise."""
+        ...
+
+    async def arriving(self, join: Join) -> None:
+        """Have providers join as they turn up, until cancelled."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Provider:
-    """A peer to ask, and how requests to it name the artifact.
+class Manner:
+    """How a fetch goes about it.
 
     Attributes:
-        peer: who.
-        session: id of the control session in which the namespace is proved.
-        slot: of the namespace in that session.
-        artifact: the artifact hash under the lookup secret.
+        purpose: what for; told to providers.
+        limits: patience and appetite; order, and patience with nobody left, follow from the purpose.
+        first: chunks that are asked for before all others.
+        pace: what may arrive, shared with other fetches.
     """
 
-    peer: PeerId
-    session: bytes
-    slot: int
-    artifact: bytes
-
-
-@dataclass(slots=True)
-class Delivered:
-    """What one peer delivered: verified bytes and chunks, and why it was left, if it was.
-
-    Attributes:
-        n_bytes: verified bytes.
-        n_chunks: in so many chunks.
-        dropped: why it was left, a `DropReason`; "" when it was not.
-        seconds: from the first request to it until its last chunk.
-        path: how its chunks came: "bulk" or "stream"; "" when no channel to it could be opened.
-        surplus_bytes: of chunks that nobody wanted any more when they came.
-    """
-
-    n_bytes: int = 0
-    n_chunks: int = 0
-    dropped: str = ""
-    seconds: float = 0.0
-    path: str = ""
-    surplus_bytes: int = 0
+    purpose: Purpose = Purpose.INTERACTIVE
+    limits: FetchLimits | None = None
+    first: Container[int] = ()
+    pace: Pace = field(default_factory=lambda: Pace(0.0))
 
 
 @dataclass(slots=True)
@@ -94,10 +89,8 @@ class ChunkFetch:
         needed: indices to get.
         providers: whom to ask, the best first.
         sink: keeps verified chunks.
-        limits: patience and appetite.
-        purpose: what for; told to providers.
-        have: asks a provider which chunks it has; without, and until it has said, it may have all.
-        pace: what may arrive, shared with other fetches.
+        manner: how.
+        sources: of more providers, and what they hold; without, nobody joins, and each may have all until it refuses.
     """
 
     def __init__(
@@ -107,19 +100,24 @@ class ChunkFetch:
         needed: Iterable[int],
         providers: Sequence[Provider],
         sink: Sink,
-        limits: FetchLimits | None = None,
+        manner: Manner | None = None,
         *,
-        purpose: Purpose = Purpose.INTERACTIVE,
-        have: AskHave | None = None,
-        pace: Pace | None = None,
+        sources: Sources | None = None,
     ) -> None:
-        self._purpose = purpose
-        self._have = have
-        self._pace = pace or Pace(0.0)
+        manner = manner or Manner()
+        self._purpose = manner.purpose
+        self._pace = manner.pace
+        self._sources = sources
         self._transport = transport
         self._entries = entries
-        self._providers: Mapping[PeerId, Provider] = {provider.peer: provider for provider in providers}
-        self._machine = FetchMachine(entries, needed, list(self._providers), limits=limits)
+        self._providers = {provider.peer: provider for provider in providers}
+        self._machine = FetchMachine(
+            entries,
+            needed,
+            list(self._providers),
+            limits=limits_for(manner.purpose, manner.limits),
+            first=manner.first,
+        )
         self._sink = sink
         self._active: dict[PeerId, _Active] = {}
         self._paths: dict[PeerId, str] = {}
@@ -133,10 +131,19 @@ class ChunkFetch:
         """What each peer has delivered so far."""
         return self._outcome.delivered
 
+    def waited_s(self) -> dict[PeerId, float]:
+        """Seconds since chunks were first asked of those who were not left since and brought none."""
+        now_s = trio.current_time()
+        return {
+            peer: now_s - self._began_s[peer]
+            for peer in self._active
+            if peer not in self.delivered or not self.delivered[peer].n_chunks
+        }
+
     @property
-    def asked(self) -> frozenset[PeerId]:
-        """Whom chunks were asked of, and who was not left since."""
-        return frozenset(self._active)
+    def waiting(self) -> bool:
+        """Whether nobody is asked just now: it waits for a provider to be back, or for another."""
+        return self._machine.waiting
 
     def parts(self) -> tuple[PeerPart, ...]:
         """What each peer has brought so far, and how fast it is just now."""
@@ -156,9 +163,10 @@ class ChunkFetch:
             StoreError: the sink could not keep a chunk.
         """
         async with trio.open_nursery() as nursery:
-            if self._have is not None:
-                for peer in self._providers:
-                    nursery.start_soon(self._learn_holds, self._have, peer, nursery)
+            for peer in self._providers:
+                nursery.start_soon(self._learn_holds, peer, nursery)
+            if self._sources is not None:
+                nursery.start_soon(self._sources.arriving, partial(self._join, nursery))
             await self._apply(self._machine.start(trio.current_time()), nursery)
             while not self._machine.ended and self._outcome.sink_error is None:
                 self._wakes_s = self._deadline_s()
@@ -215,7 +223,7 @@ class ChunkFetch:
             send, receive = trio.open_memory_channel[tuple[int, ...]](1024)
             active = self._active[peer] = _Active(trio.CancelScope(), send)
             self._began_s.setdefault(peer, trio.current_time())
-            nursery.start_soon(self._serve_peer, self._providers[peer], active, receive, nursery)
+            nursery.start_soon(self._serve_peer, peer, active, receive, nursery)
         active.wanted.send_nowait(indices)
 
     def _delivered_by(self, peer: PeerId) -> Delivered:
@@ -242,15 +250,21 @@ class ChunkFetch:
         if self._pace.limited:
             await trio.sleep(self._pace.spread_s(peer, self._purpose, n_bytes, trio.current_time()))
 
-    async def _learn_holds(self, have: AskHave, peer: PeerId, nursery: trio.Nursery) -> None:
+    async def _join(self, nursery: trio.Nursery, provider: Provider) -> None:
+        """A provider turned up, or is in another session: requests name that one from now on."""
+        self._providers[provider.peer] = provider
+        nursery.start_soon(self._learn_holds, provider.peer, nursery)
+        await self._apply(self._machine.provider_found(provider.peer, trio.current_time()), nursery)
+
+    async def _learn_holds(self, peer: PeerId, nursery: trio.Nursery) -> None:
         """Nobody waits for this: what a peer does not have it refuses, only later."""
-        holds = await have(peer)
+        holds = await self._sources.have(peer) if self._sources is not None else None
         if holds is not None:
             await self._apply(self._machine.holds_changed(peer, holds, trio.current_time()), nursery)
 
     async def _serve_peer(
         self,
-        provider: Provider,
+        peer: PeerId,
         active: _Active,
         wanted: trio.MemoryReceiveChannel[tuple[int, ...]],
         nursery: trio.Nursery,
@@ -260,15 +274,15 @@ class ChunkFetch:
         try:
             with active.scope:
                 try:
-                    channel = await self._transport.open(provider.peer)
-                    self._paths[provider.peer] = channel.path
+                    channel = await self._transport.open(peer)
+                    self._paths[peer] = channel.path
                     if channel.window_bytes:
-                        self._machine.window_known(provider.peer, channel.window_bytes)
+                        self._machine.window_known(peer, channel.window_bytes)
                     async with trio.open_nursery() as pair:
-                        pair.start_soon(self._send_requests, channel, provider, wanted)
-                        await self._read_answers(channel, provider.peer, nursery)
+                        pair.start_soon(self._send_requests, channel, peer, wanted)
+                        await self._read_answers(channel, peer, nursery)
                 except* KvnetError:
-                    await self._apply(self._machine.peer_failed(provider.peer, trio.current_time()), nursery)
+                    await self._apply(self._machine.peer_failed(peer, trio.current_time()), nursery)
         finally:
             # Also when the whole fetch is over or cancelled.
             if channel is not None:
@@ -276,9 +290,10 @@ class ChunkFetch:
                     await channel.aclose()
 
     async def _send_requests(
-        self, channel: ChunkChannel, provider: Provider, wanted: trio.MemoryReceiveChannel[tuple[int, ...]]
+        self, channel: ChunkChannel, peer: PeerId, wanted: trio.MemoryReceiveChannel[tuple[int, ...]]
     ) -> None:
         async for indices in wanted:
+            provider = self._providers[peer]
             await channel.request(
                 GetChunks(
                     session=provider.session,

@@ -54,6 +54,7 @@ class FetchProgress:
         held_chunks: chunks of what is wanted that were here when it began; not among the others.
         held_bytes: their bytes.
         parts: what each peer has brought; only where the fetch is looked at in fixed intervals.
+        waiting: nobody is asked just now: it waits for a provider to be back, or for another; only there too.
     """
 
     done_bytes: int
@@ -65,3 +66,4 @@ class FetchProgress:
     held_chunks: int = 0
     held_bytes: int = 0
     parts: tuple[PeerPart, ...] = ()
+    waiting: bool = False

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import trio
 
 from kvnet.errors import KvnetError
-from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered
+from kvnet.exchange.chunk_fetch import ChunkFetch
 from kvnet.exchange.events import PeerPart
 from kvnet.exchange.fetch_pack import FetchPack
 from kvnet.exchange.locating import Located
+from kvnet.exchange.provider import Delivered
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.pace import Purpose
 
@@ -80,6 +81,7 @@ async def run_telling(fetch: ChunkFetch, job: FetchJob, tick_s: float | None) ->
         await fetch.run()
         return
     job.work.parts = lambda: job.parts(fetch.parts())
+    job.work.waiting = lambda: fetch.waiting
 
     async def tick() -> None:
         while True:

@@ -30,6 +30,7 @@ class FetchPack:
         token_chunks: indices of the chunks that hold the token ids.
         wanted: indices to have in the end, those of the token ids included.
         arrived: chunks that are here and verified already.
+        read_soon: whether somebody waits to use it.
         progress: told after each chunk.
     """
 
@@ -43,6 +44,7 @@ class FetchPack:
         token_chunks: range,
         wanted: set[int],
         arrived: Mapping[int, bytes],
+        read_soon: bool = True,
         progress: ProgressCallback | None = None,
     ) -> None:
         self._store = store
@@ -52,12 +54,14 @@ class FetchPack:
         self._token_chunks = token_chunks
         self._wanted = wanted
         self._heads = {index: data for index, data in arrived.items() if index in token_chunks}
+        self._read_soon = read_soon
         self._progress = progress
         self._writer: PackWriter | None = None
         self._in_pack: set[int] = set()
         self._expected = (0, 0)
         self._held: tuple[int, int] | None = None
         self.parts: Callable[[], tuple[PeerPart, ...]] = tuple
+        self.waiting: Callable[[], bool] = bool
         self.n_chunks = 0
         self.n_bytes = 0
 
@@ -103,7 +107,9 @@ class FetchPack:
         entries = self._entries
         room = sum(entries[index].length_bytes for index in self._missing())
         room += sum(map(len, self._heads.values()))
-        writer = self._writer = self._store.resume_pack(self._artifact, entries, expected_bytes=room)
+        writer = self._writer = self._store.resume_pack(
+            self._artifact, entries, expected_bytes=room, read_soon=self._read_soon
+        )
         self._in_pack |= writer.held
         for index in writer.held.intersection(self._token_chunks):
             self._heads[index] = writer.read(index)
@@ -154,6 +160,7 @@ class FetchPack:
                 held_chunks=held_chunks,
                 held_bytes=held_bytes,
                 parts=self.parts(),
+                waiting=self.waiting(),
             )
         )
 

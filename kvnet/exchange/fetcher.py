@@ -10,21 +10,20 @@ from dataclasses import dataclass
 import trio
 
 from kvnet.errors import IntegrityError, KvnetError, NotFoundError
-from kvnet.exchange.chunk_fetch import ChunkFetch, Delivered, Provider, Sink
+from kvnet.exchange.chunk_fetch import ChunkFetch, Manner, Sink
+from kvnet.exchange.chunk_sources import ChunkSources, News, Tells
 from kvnet.exchange.fetch_job import FetchJob, TokenIds, run_telling
 from kvnet.exchange.fetch_pack import FetchPack, ProgressCallback
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.locating import Located, Locator, SessionsOf
+from kvnet.exchange.provider import Delivered, Provider
 from kvnet.exchange.transport import ChunkTransport
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
 from kvnet.protocol.fetch import DropReason, FetchLimits
-from kvnet.protocol.have import HeldChunks
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages.artifacts import GetHave, Have
-from kvnet.protocol.messages.handshake import Capability
 from kvnet.protocol.pace import Pace, Purpose
 from kvnet.protocol.scoring import PeerScores
 from kvnet.store.interface import ArtifactRecord, Store
@@ -73,6 +72,7 @@ class ArtifactFetcher:
     Attributes:
         locator: finds whoever has an artifact.
         scores: what is remembered of peers between fetches.
+        tells: whether a peer tells members that it has an artifact; nobody does where nobody listens.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class ArtifactFetcher:
         self._under_way: set[FetchJob] = set()
         self.locator = Locator(identity, sessions)
         self.scores = PeerScores()
+        self.tells: Tells = lambda _namespace, _peer, _key: False
+        self._news = News()
 
     async def locate(self, artifact: ArtifactHash) -> Located:
         """See `Locator.locate`."""
@@ -110,17 +112,14 @@ class ArtifactFetcher:
         Raises:
             NotFoundError: everybody who could be asked did.
         """
-        sessions = {session.peer: session for session in self.locator.in_namespace(located)}
-        allowed = self.scores.order(sessions, trio.current_time())
-        if sessions and not allowed:
-            raise NotFoundError(
-                f"{len(sessions)} peers could be asked, and each of them sent wrong chunks before",
-                hint="Try again when another peer that has it is up, or in a few minutes.",
-            )
-        return [
-            Provider(peer, sessions[peer].opened.session_id, sessions[peer].slots[located.namespace], located.keyed)
-            for peer in allowed
-        ]
+        return self._sources(located, 0).begin()
+
+    def session_opened(self) -> None:
+        """A peer is there: fetches under way may ask it."""
+        self._news.tell()
+
+    def _sources(self, located: Located, n_chunks: int) -> ChunkSources:
+        return ChunkSources(located, n_chunks, self.locator, self.scores, tells=self.tells, news=self._news)
 
     def _chunk_fetch(
         self,
@@ -130,34 +129,18 @@ class ArtifactFetcher:
         sink: Sink,
         purpose: Purpose = Purpose.INTERACTIVE,
     ) -> ChunkFetch:
-        sessions = {session.peer: session for session in self.locator.in_namespace(located)}
-
-        async def have(peer: PeerId) -> HeldChunks | None:
-            session = sessions[peer]
-            if Capability.HAVE not in session.opened.capabilities:
-                return None
-            ask = GetHave(request_id=0, slot=session.slots[located.namespace], artifact=located.keyed)
-            try:
-                reply = await session.ask(ask)
-                assert isinstance(reply, Have)  # noqa: S101 - the session machine lets no other reply through
-                return HeldChunks(reply.runs, len(entries))
-            except KvnetError:
-                return None
-
-        providers = [each for each in self.providers(located) if each.peer in sessions]
+        sources = self._sources(located, len(entries))
         return ChunkFetch(
             self._transport,
             entries,
             missing,
-            providers,
+            sources.begin(),
             sink,
-            self._limits,
-            purpose=purpose,
-            have=have,
-            pace=self._pace,
+            Manner(purpose, self._limits, located.signed.manifest.plan().token_chunks, self._pace),
+            sources=sources,
         )
 
-    def _judge(self, fetch: ChunkFetch, entries: Sequence[ChunkEntry], missing: Sequence[int], began_s: float) -> None:
+    def _judge(self, fetch: ChunkFetch, entries: Sequence[ChunkEntry], missing: Sequence[int]) -> None:
         """Remember what each peer did, for the fetches to come.
 
         Whoever was asked and had brought nothing when the fetch ended is no faster than one chunk in that time.
@@ -166,10 +149,11 @@ class ArtifactFetcher:
         for peer, each in fetch.delivered.items():
             if each.dropped:
                 self.scores.dropped(peer, DropReason(each.dropped), now_s)
-            self.scores.delivered(peer, each.n_bytes, now_s - began_s, now_s)
+            if each.n_chunks:
+                self.scores.delivered(peer, each.n_bytes, each.seconds, now_s)
         largest = max(entries[index].length_bytes for index in missing)
-        for peer in fetch.asked - fetch.delivered.keys():
-            self.scores.waited(peer, largest, now_s - began_s, now_s)
+        for peer, seconds in fetch.waited_s().items():
+            self.scores.waited(peer, largest, seconds, now_s)
 
     async def token_ids(self, located: Located, entries: Sequence[ChunkEntry]) -> TokenIds:
         """The artifact's token ids alone, verified and kept nowhere: what a claim of a shared prefix is checked with.
@@ -194,11 +178,10 @@ class ArtifactFetcher:
         delivered: dict[PeerId, Delivered] = {}
         if missing:
             fetch = self._chunk_fetch(located, entries, missing, keep)
-            began_s = trio.current_time()
             try:
                 await fetch.run()
             finally:
-                self._judge(fetch, entries, missing, began_s)
+                self._judge(fetch, entries, missing)
             delivered = dict(fetch.delivered)
         parts |= fetched
         tokens = tokens_from_bytes(b"".join(parts[index] for index in plan.token_chunks))
@@ -241,8 +224,10 @@ class ArtifactFetcher:
             pinned: keep it until it is unpinned.
             progress: told after each chunk.
             tick_s: told too before the first, and whenever so many seconds have passed, with what each peer brings.
-            purpose: what for; peers whose rate is limited serve first whoever waits for an answer.
-            scope: cancelling it ends the fetching; what has arrived by then, from the front, is kept and published.
+            purpose: what for; peers whose rate is limited serve first whoever waits for an answer. Copies and repairs
+                begin with what is rarest; a copy waits a while for peers when nobody is left to ask.
+            scope: cancelling it ends the fetching; what has arrived by then is kept and published. An interactive fetch
+                has it from the front; what others brought may have gaps, and prompts reuse it up to the first.
 
         Raises:
             NotFoundError: nobody is left who has what is missing, or ``scope`` ended before anything arrived.
@@ -259,6 +244,7 @@ class ArtifactFetcher:
             token_chunks=plan.token_chunks,
             wanted=set(range(len(plan)) if needed is None else needed) | set(plan.token_chunks),
             arrived=token_ids.chunks,
+            read_soon=purpose is Purpose.INTERACTIVE,
             progress=progress,
         )
         job = FetchJob(located, work, token_ids, trio.current_time(), purpose, pinned=pinned)
@@ -297,11 +283,10 @@ class ArtifactFetcher:
                     return
                 sink = job.work.keep
                 fetch = self._chunk_fetch(job.located, entries, missing, sink, job.purpose)
-                began_s = trio.current_time()
                 try:
                     await run_telling(fetch, job, tick_s)
                 finally:
-                    self._judge(fetch, entries, missing, began_s)
+                    self._judge(fetch, entries, missing)
                     job.add(fetch.delivered)
         if patience.cancelled_caught and not job.work.begun:
             raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")

@@ -153,13 +153,9 @@ class Locator:
         return pages
 
     def in_namespace(self, located: Located) -> list[PeerSession]:
-        """The peer that located it first, then everybody else in its namespace."""
-        others = [
-            session
-            for session in self._sessions()
-            if session is not located.session and located.namespace in session.slots
-        ]
-        return [located.session, *others]
+        """Who can be asked now: the peer that located it first, then everybody else in its namespace."""
+        there = (each for each in self._sessions() if located.namespace in each.slots)
+        return sorted(there, key=lambda each: each.peer != located.session.peer)
 
 
 _REASON_WORDS = {

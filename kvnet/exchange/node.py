@@ -149,6 +149,7 @@ class ExchangeNode:
             self._options.fetch,
             download_bytes_s=self._options.download_bytes_s,
         )
+        self._sessions.greet_with(self._met)
         self.finder = PrefixFinder(
             store,
             lane,
@@ -200,6 +201,7 @@ class ExchangeNode:
         self._offering.tables = tables
         self.finder.lookups.tables = tables
         self._server.name_others_with(tables.records_for)
+        self.fetcher.tells = tables.tells
 
     def ask_only(self, askable: Callable[[PeerId], bool]) -> None:
         """Say which members are asked for artifacts; the others are there, and serve nothing now."""
@@ -370,6 +372,9 @@ class ExchangeNode:
         """The session with a peer that serves."""
         session = await self._sessions.open(peer)
         return session if self._askable(peer) else None
+
+    async def _met(self, _session: PeerSession) -> None:
+        self.fetcher.session_opened()
 
     def _answered(self, peer: PeerId, seconds: float) -> None:
         self.fetcher.scores.answered(peer, seconds, trio.current_time())

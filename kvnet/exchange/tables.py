@@ -17,6 +17,7 @@ from kvnet.exchange.own_tables import OwnTables
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Heard, Statements
 from kvnet.exchange.told_dialing import ToldDialer
+from kvnet.format.hashes import LookupKey
 from kvnet.network.interface import Network
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, PeerClaim
@@ -167,6 +168,10 @@ class Tables:
         found = self._tables.claims(query, self._now(), longer_than_tokens=longer_than_tokens, but=but)
         policy = self._identity.policy()
         return [claim for claim in found if policy.believes(claim.signer, query.namespace.id)]
+
+    def tells(self, namespace: Namespace, peer: PeerId, key: LookupKey) -> bool:
+        """Whether the records that a peer stands by say at this moment that it holds this key."""
+        return self._tables.still_claims(namespace.id, peer, bytes(key), self._now())
 
     def tells_all(self, session: PeerSession, namespace: Namespace) -> bool:
         """Whether a connected peer need not be asked beyond what its records say."""

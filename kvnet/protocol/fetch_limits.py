@@ -1,7 +1,13 @@
 """How a fetch goes about it: which chunk comes next, how much is asked for, how long is waited."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from kvnet.protocol.pace import Purpose
+
+PATIENCE_S = 30.0
+"""How long a copy that nobody waits for goes on with nobody left to ask: a peer that restarts, changes its network or
+is busy is back by then. About as long as a single provider that says nothing is tried in any case."""
 
 
 class ChunkOrder(StrEnum):
@@ -57,3 +63,20 @@ class FetchLimits:
     max_window_bytes: int = 16 * 1024 * 1024
     duplicate_share: float = 0.05
     order: ChunkOrder = ChunkOrder.FRONT_FIRST
+
+
+def limits_for(purpose: Purpose, limits: FetchLimits | None = None) -> FetchLimits:
+    """Patience and order by what chunks are wanted for.
+
+    Where somebody waits, chunks come from the front, and what is late is computed. Copies and repairs begin with what
+    is rarest; a copy waits for peers, a repair is tried again another day.
+
+    Args:
+        purpose: what for.
+        limits: of the node; the rest of them holds.
+    """
+    limits = limits or FetchLimits()
+    if purpose is Purpose.INTERACTIVE:
+        return limits
+    patience_s = PATIENCE_S if purpose is Purpose.REPLICATION else 0.0
+    return replace(limits, order=ChunkOrder.RAREST_FIRST, patience_s=patience_s)

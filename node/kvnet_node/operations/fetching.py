@@ -7,12 +7,12 @@ from contextlib import suppress
 import trio
 
 from kvnet.errors import KvnetError, NetworkError, NotFoundError, UsageError
-from kvnet.exchange.chunk_fetch import Delivered
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode
+from kvnet.exchange.provider import Delivered
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.format.ticket import Ticket
 from kvnet.network.dialing import connect_any
