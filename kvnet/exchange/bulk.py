@@ -21,7 +21,7 @@ from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.hashes import BytesLike
 from kvnet.network.arrivals import ChunkEvent
 from kvnet.network.bulk.certificates import make_certificate
-from kvnet.network.bulk.endpoint import CIPHER_NONE, BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import CIPHER_NONE, TLS_HANDSHAKE, BulkEndpoint, BulkSession
 from kvnet.network.bulk.link import Link
 from kvnet.network.bulk.receiving import Receiver
 from kvnet.network.bulk.sending import Sender
@@ -314,7 +314,7 @@ class BulkTransport:
         own = make_certificate()
         wanted = (request.cipher, self._endpoint.cipher)
         cipher = BulkCipher.NONE if wanted == (CIPHER_NONE, CIPHER_NONE) else BulkCipher.TLS13
-        agreed = BulkSession(self._random(16), session.peer, own, request.certificate, cipher)
+        agreed = BulkSession(self._new_name(), session.peer, own, request.certificate, cipher)
         try:
             self._endpoint.expect(agreed, lambda link: self._start_sender(link, agreed))
         except NetworkError:
@@ -327,6 +327,11 @@ class BulkTransport:
             port=self._endpoint.port,
             cipher=cipher,
         )
+
+    def _new_name(self) -> bytes:
+        """16 random bytes that no TLS record begins with: without encryption, a peer begins with them."""
+        name = self._random(16)
+        return name if not name.startswith(TLS_HANDSHAKE) else b"\0" + name[1:]
 
     def end_senders(self, peer: PeerId) -> None:
         """End the connections over which a peer gets chunks, in the middle of a request too, and expect none."""

@@ -47,6 +47,9 @@ MAX_EXPECTED: Final = 256
 CIPHER_TLS: Final = "tls13"
 CIPHER_NONE: Final = "none"
 
+TLS_HANDSHAKE: Final = b"\x16"
+"""The first byte of a TLS handshake record. No session without encryption has a name that begins with it."""
+
 DIAL_STAGGER_S: Final = 0.25
 """Seconds before the next address is tried beside the first."""
 
@@ -363,7 +366,7 @@ async def _speaks_plainly(raw: socket.socket) -> bool:
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(raw.fileno())
             else:
-                return first != b"\x16"
+                return first != TLS_HANDSHAKE
     except OSError as error:
         raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
 

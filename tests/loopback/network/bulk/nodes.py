@@ -1,7 +1,7 @@
 """Real nodes on 127.0.0.1: libp2p, disk stores, bulk connections; no engine."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,7 @@ async def running(
     bulk: BulkEndpoint | None,
     options: NodeOptions | None = None,
     listen: str = "127.0.0.1:0",
+    random: Callable[[int], bytes] = secrets.token_bytes,
 ) -> AsyncIterator[BulkNode]:
     """A node that trusts the nodes "a" and "b"."""
     store = DiskStore.open(directory, quota_bytes=1 << 40, min_free_bytes=0)
@@ -74,7 +75,7 @@ async def running(
         store,
         ThreadLane(),
         identity(name, trusts=["a", "b"]),
-        random=secrets.token_bytes,
+        random=random,
         options=options,
         bulk=bulk,
     )

@@ -1,5 +1,6 @@
 """Nodes that fetch over bulk connections."""
 
+import secrets
 import socket
 import threading
 from pathlib import Path
@@ -62,6 +63,21 @@ async def test_node_fetches_over_one_warm_bulk_connection(tmp_path: Path, cipher
         assert asker.n_connections == holder.n_connections == 1
         assert holder.exchange.counters()["bytes_served"] >= fetched.fetched_bytes
     assert bulk_threads() == []
+
+
+async def test_connection_without_encryption_is_told_from_tls_whatever_is_drawn_for_its_name(tmp_path: Path) -> None:
+    def as_tls_begins(n_bytes: int) -> bytes:
+        return b"\x16" + secrets.token_bytes(n_bytes - 1)
+
+    ends = [BulkEndpoint(LISTEN, cipher="none") for _ in range(2)]
+    async with (
+        running(tmp_path / "a", "a", bulk=ends[0], random=as_tls_begins) as holder,
+        running(tmp_path / "b", "b", bulk=ends[1], random=as_tls_begins) as asker,
+    ):
+        artifact = holder.hold(300)
+        await asker.exchange.connect(holder.exchange.addresses()[0])
+        await asker.fetch(artifact)
+        assert asker.exchange.peers()[0].chunks == "bulk without encryption"
 
 
 async def test_encryption_is_dropped_only_when_both_sides_ask_for_that(tmp_path: Path) -> None:
