@@ -6,58 +6,43 @@ told on here: whoever subscribed keeps them in RAM, and says what of them is tol
 Invitations are secrets between two people: they are neither taken nor told.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvnet.errors import KvnetError, StoreError
+from kvnet.errors import StoreError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.session import PeerSession
+from kvnet.exchange.statement_checking import Opener
 from kvnet.exchange.statement_inbox import Inbox, Waiting
-from kvnet.exchange.statement_keep import RamKeep, StatementKeep
+from kvnet.exchange.statement_keep import StatementKeep
+from kvnet.exchange.statement_signing import MakeBody, Saying, StatementSigner
+from kvnet.exchange.statement_standing import Standings
 from kvnet.exchange.statement_talk import Talks, name_of
+from kvnet.exchange.statement_writing import StatementWriter, reopened
 from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.protocol import gossip
 from kvnet.protocol.messages.handshake import Capability
 from kvnet.protocol.messages.statements import GetStatements, Tell
-from kvnet.trust.authority import RELEVANT, Keys, Standing, standing
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statement_book import StatementBook
-from kvnet.trust.statement_places import NOT_KEPT, PlaceKey, Row, Verdict, scopes_of_body
+from kvnet.trust.statement_places import NOT_KEPT, Verdict, namespace_of, scopes_of_body
 from kvnet.trust.statement_ranks import Ranks
-from kvnet.trust.statements import (
-    CLOCK_SKEW_S,
-    AnyStatement,
-    ProviderRecord,
-    Revocation,
-    SignedStatement,
-    next_sequence,
-    open_statement,
-    sign_statement,
-    timely,
-)
-from kvnet.trust.withheld import Extent, Withheld
+from kvnet.trust.statements import CLOCK_SKEW_S, AnyStatement, ProviderRecord, SignedStatement, timely
+from kvnet.trust.withheld import Extent
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
     from kvnet.exchange.node import ExchangeNode
-
-__all__ = ["Callback", "Heard", "RamKeep", "Saying", "Source", "StatementKeep", "Statements"]
-
-_log = logging.getLogger(__name__)
-
-MAX_REFUSED: Final = 4096
-"""Statements remembered as no good, so that nobody sends them again and again."""
 
 _FIRST_TOLD: Final = (
     StatementType.MEMBERSHIP,
@@ -81,22 +66,6 @@ class Heard:
     statement: SignedStatement
     namespace: Namespace | None
     session: PeerSession | None
-
-
-@dataclass(frozen=True, slots=True)
-class Saying:
-    """A statement to be said.
-
-    Attributes:
-        make_body: gets the sequence and the time of issue (seconds since 1970) and returns the body; called again when
-            the sequence was too low.
-        namespaces: where to tell a statement that names no namespace itself; None for all of this node's.
-        key: one of this node's; None for the signing key.
-    """
-
-    make_body: Callable[[int, int], AnyStatement]
-    namespaces: Sequence[Namespace] | None = None
-    key: PublisherKey | None = None
 
 
 Callback = Callable[[Heard], None]
@@ -129,29 +98,21 @@ class Statements:
         limits: gossip.GossipLimits | None = None,
     ) -> None:
         self._identity = identity
-        self._keep = keep
-        self._lane = lane
         self._now = now
         self._random = random
-        self._limits = limits or gossip.GossipLimits()
+        limits = limits or gossip.GossipLimits()
         self._book = StatementBook()
         self._ranks = Ranks()
-        self._refused = gossip.Exchanged(MAX_REFUSED)
-        # By namespace: what is no good in one that it was told in may be good in the one that it names.
-        self._misplaced: dict[NamespaceId, gossip.Exchanged] = {}
-        self._withheld = Withheld()
-        self._some_withheld = trio.Event()
+        self.counters: Counter[str] = Counter()
+        self._signer = StatementSigner(self._book, self._ranks, now)
+        self._writer = StatementWriter(self._book, keep, lane, self.counters)
+        self._opener = Opener(now, self.counters)
+        self._standings = Standings(self._book)
         self._callbacks: dict[StatementType, list[Callback]] = {}
         self._sources: list[Source] = []
-        self._talks = Talks(self, self._limits, random)
-        self._inbox = Inbox(self._limits)
-        self._unwritten: set[PlaceKey] = set()
-        self._writing = trio.Lock()
-        self._version = 0
+        self._talks = Talks(self, limits, random)
+        self._inbox = Inbox(limits)
         self.n_counted = 0
-        self._applied: tuple[int, TrustPolicy, TrustPolicy] | None = None
-        self._stood: tuple[int, Keys, Standing] | None = None
-        self.counters: Counter[str] = Counter()
 
     # --- what others use ----------------------------------------------------------------------------------------------
 
@@ -175,7 +136,7 @@ class Statements:
 
     async def say(
         self,
-        make_body: Callable[[int, int], AnyStatement],
+        make_body: MakeBody,
         *,
         namespaces: Sequence[Namespace] | None = None,
         key: PublisherKey | None = None,
@@ -183,8 +144,7 @@ class Statements:
         """Sign a statement, keep it, and tell the members.
 
         Args:
-            make_body: gets the sequence and the time of issue (seconds since 1970) and returns the body; called again
-                when the sequence was too low.
+            make_body: of the statement.
             namespaces: where to tell a statement that names no namespace itself; by default in all of this node's.
             key: one of this node's; the signing key by default.
 
@@ -202,26 +162,26 @@ class Statements:
         said: list[SignedStatement] = []
         try:
             for each in sayings:
-                said.append(self._taken(each))  # noqa: PERF401 - those before one that fails are said
+                said.append(self._sign_and_take(each))  # noqa: PERF401 - those before one that fails are said
         finally:
-            await self._write()
+            await self._writer.write()
             for statement in said:
                 if statement.kind is not StatementType.INVITATION:
                     self._publish(Heard(statement, self._named(statement.body), None))
                     self._tell_on(statement, None)
         return said
 
-    def _taken(self, saying: Saying) -> SignedStatement:
+    def _sign_and_take(self, saying: Saying) -> SignedStatement:
         """A statement of this node's, signed; it counts here from now on."""
-        statement = self._sign(saying.make_body, saying.key or self._identity.signing_key())
+        statement = self._signer.sign(saying.make_body, saying.key or self._identity.signing_key())
         if statement.kind is StatementType.INVITATION:
             return statement
         if statement.kind in NOT_KEPT:
             self._ranks.take(statement)
         else:
-            named = getattr(statement.body, "namespace", None)
+            named = namespace_of(statement.body)
             told_in = self._identity.namespaces() if saying.namespaces is None else saying.namespaces
-            scopes = [NamespaceId(named)] if named is not None else [each.id for each in told_in]
+            scopes = [named] if named is not None else [each.id for each in told_in]
             if self._take(statement, frozenset(scopes), self._identity.policy()) is Verdict.FULL:
                 raise StoreError(
                     f"expected room for one more {statement.kind.value} of this node, found too many of them",
@@ -255,7 +215,7 @@ class Statements:
             if talk is not None:
                 talk.exchanged.add(gossip.short(digest))
             known = self._book.holds(digest, namespace.id) or self._ranks.holds(digest)
-            if known or self._is_refused(gossip.short(digest), namespace.id):
+            if known or self._opener.is_refused(gossip.short(digest), namespace.id):
                 continue
             if self._inbox.put(Waiting(envelope, namespace, session, talk, asked)):
                 queued += 1
@@ -297,36 +257,33 @@ class Statements:
 
     def applied(self, policy: TrustPolicy) -> TrustPolicy:
         """A policy with what statements say; worked out again only when one of the two has changed."""
-        if self._applied is None or self._applied[0] != self._version or self._applied[1] != policy:
-            self._applied = (self._version, policy, policy.given(self._standing(policy)))
-        return self._applied[2]
+        return self._standings.applied(policy)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Read what is on disk; subscribers are told of it."""
-        for row in await self._lane.run(self._keep.rows):
-            statement = _reopened(row)
+        for row in await self._writer.rows():
+            statement = reopened(row)
             self._book.restore(row, statement)
             if statement is not None and timely(statement.body, self._now()) is None:
                 self._publish(Heard(statement, self._named(statement.body), None))
-        self._version += 1
+        self._standings.changed()
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Check what is told and look for what did not arrive, until cancelled; call `load` before."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check_all)
             nursery.start_soon(self._reconcile)
-            nursery.start_soon(self._look_for_withheld)
+            nursery.start_soon(self._standings.look_for_withheld, self._talks.ask_everybody)
             task_status.started()
 
     async def forget(self, namespace: NamespaceId) -> None:
         """This node has left a namespace: what was told there alone is of no use any more."""
-        self._unwritten.update(self._book.leave(namespace))
-        self._withheld.leave(namespace)
-        self._misplaced.pop(namespace, None)
-        self._version += 1
-        await self._write()
+        self._writer.changed(self._book.leave(namespace))
+        self._standings.leave(namespace)
+        self._opener.leave(namespace)
+        await self._writer.write()
 
     async def forget_others(self, namespaces: Collection[NamespaceId]) -> None:
         """Forget what was told in other namespaces than these alone: this node has left those, and was interrupted."""
@@ -335,24 +292,8 @@ class Statements:
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
-    def _sign(self, make_body: Callable[[int, int], AnyStatement], key: PublisherKey) -> SignedStatement:
-        now_s = self._now()
-        draft = sign_statement(make_body(int(now_s * 1000), int(now_s)), key)
-        rank = self._ranks if draft.kind in NOT_KEPT else self._book
-        last = rank.sequence(draft.kind, draft.body.subject, draft.signer)
-        if isinstance(draft.body, Revocation):
-            # One number stands for all of a signer's revocations in its provider records.
-            latest = self._book.revocations(draft.signer)
-            last = last if self._is_ahead(latest) else max(last, latest)
-        sequence = next_sequence(now_s, last)
-        return draft if sequence == draft.body.sequence else sign_statement(make_body(sequence, int(now_s)), key)
-
-    def _is_ahead(self, sequence: int) -> bool:
-        """Whether a sequence is from a time when this machine's clock was ahead: nobody else has taken it."""
-        return sequence // 1000 > self._now() + CLOCK_SKEW_S
-
     def _named(self, body: AnyStatement) -> Namespace | None:
-        named = getattr(body, "namespace", None)
+        named = namespace_of(body)
         return next((each for each in self._identity.namespaces() if each.id == named), None)
 
     def _publish(self, heard: Heard) -> None:
@@ -361,26 +302,10 @@ class Statements:
 
     def _tell_on(self, statement: SignedStatement, but: PeerSession | None) -> None:
         kept = statement.kind not in NOT_KEPT
-        scopes = self._book.scopes_of(statement) if kept else {getattr(statement.body, "namespace", b"")}
+        scopes = self._book.scopes_of(statement) if kept else {namespace_of(statement.body)}
         for namespace in self._identity.namespaces():
             if namespace.id in scopes:
                 self._talks.spread(namespace, [statement.envelope], but)
-
-    async def _write(self) -> None:
-        """Have what has changed on disk. What cannot be written counts all the same, and is tried again later."""
-        async with self._writing:
-            changed = list(self._unwritten)
-            if not changed:
-                return
-            rows = [row for key in changed if (row := self._book.row(key)) is not None]
-            gone = [key for key in changed if self._book.row(key) is None]
-            try:
-                await self._lane.run(self._keep.write, rows, gone)
-            except KvnetError as error:
-                self.counters["statements_not_written"] += len(changed)
-                _log.warning("statements not written: %s", error)
-            else:
-                self._unwritten.difference_update(changed)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -394,7 +319,7 @@ class Statements:
         policy = self._identity.policy()
         for each in batch:
             await trio.lowlevel.checkpoint()
-            statement = self._opened(each)
+            statement = self._opener.opened(each.envelope, each.namespace.id)
             if statement is None:
                 continue
             verdict = self._take(statement, self._scopes(statement.body, each.namespace), policy)
@@ -402,33 +327,11 @@ class Statements:
             if verdict in {Verdict.NEW, Verdict.WIDENED}:
                 heard.append(Heard(statement, each.namespace, each.session))
         self.n_counted += len(heard)
-        await self._write()
+        await self._writer.write()
         for each_heard in heard:
             self._publish(each_heard)
             if each_heard.statement.kind not in NOT_KEPT:
                 self._tell_on(each_heard.statement, each_heard.session)
-
-    def _opened(self, waiting: Waiting) -> SignedStatement | None:
-        """The statement in an envelope, if it may count here and now."""
-        try:
-            statement = open_statement(waiting.envelope)
-        except KvnetError:
-            self._refused.add(name_of(waiting.envelope))
-            self.counters["statements_invalid"] += 1
-            return None
-        if timely(statement.body, self._now()) is not None:
-            # Not remembered as no good: with a clock set right it may be.
-            self.counters["statements_untimely"] += 1
-            return None
-        if statement.kind is StatementType.INVITATION or not scopes_of_body(statement.body, [waiting.namespace.id]):
-            misplaced = self._misplaced.setdefault(waiting.namespace.id, gossip.Exchanged(MAX_REFUSED))
-            misplaced.add(name_of(waiting.envelope))
-            self.counters["statements_misplaced"] += 1
-            return None
-        return statement
-
-    def _is_refused(self, name: bytes, namespace: NamespaceId) -> bool:
-        return name in self._refused or name in self._misplaced.get(namespace, ())
 
     def _scopes(self, body: AnyStatement, namespace: Namespace) -> frozenset[NamespaceId]:
         """Where it is told on: what concerns keys of a swarm concerns the owner's other machines too."""
@@ -441,54 +344,20 @@ class Statements:
                 self._note_told_of(statement.signer, statement.body, policy)
             return verdict
         taken = self._book.take(statement, scopes, lambda namespace, signer: policy.believes(signer, namespace))
-        self._unwritten.update(taken.changed)
-        if taken.changed and statement.kind in RELEVANT:
-            self._version += 1
-            self._withheld.arrived(statement.signer, self._book.revoked_in)
+        self._writer.changed(taken.changed)
+        if taken.changed:
+            self._standings.taken(statement)
         return taken.verdict
 
-    # --- what statements come to --------------------------------------------------------------------------------------
-
-    def _standing(self, policy: TrustPolicy) -> Standing:
-        if self._stood is None or self._stood[0] != self._version or self._stood[1] != policy.keys:
-            relevant = [statement for kind in sorted(RELEVANT, key=str) for statement in self._book.all(kind)]
-            scopes = {statement.envelope: self._book.scopes_of(statement) for statement in relevant}
-            self._stood = (self._version, policy.keys, standing(relevant, policy.keys, scopes=scopes))
-        return replace(self._stood[2], withheld=self._withheld.publishers())
-
     def _note_told_of(self, signer: bytes, record: ProviderRecord, policy: TrustPolicy) -> None:
-        """A record says how far its signer's revocations go: whoever has passed it on may have held some back."""
-        namespace = NamespaceId(record.namespace)
-        if not policy.believes(signer, namespace):
-            return
-        told, known = (
-            Extent(record.revocations, record.n_revocations),
-            self._book.revoked_in(signer, namespace),
-        )
-        if self._withheld.told_of(namespace, signer, told, known):
+        if self._standings.told_of(signer, record, policy):
             self.counters["revocations_withheld"] += 1
-            # A member may say so as often as it tells records: what statements come to is not worked out anew for it.
-            self._applied = None
-            self._some_withheld.set()
-
-    async def _look_for_withheld(self) -> None:
-        while True:
-            await self._some_withheld.wait()
-            self._some_withheld = trio.Event()
-            patience_s = gossip.ASK_AGAIN_S
-            while self._withheld:
-                self._talks.ask_everybody()
-                with trio.move_on_after(patience_s):
-                    await self._some_withheld.wait()
-                    # One more: it is asked for with the rest, no sooner than those.
-                    await trio.sleep(patience_s)
-                patience_s = min(2 * patience_s, gossip.RECONCILE_S)
 
     async def _reconcile(self) -> None:
         while True:
             await trio.sleep(gossip.next_reconcile_s(self._random(1)[0] / 255))
-            self._unwritten.update(self._book.expire(self._now()))
-            await self._write()
+            self._writer.changed(self._book.expire(self._now()))
+            await self._writer.write()
             self._talks.ask_some()
 
     # --- what the talks read ------------------------------------------------------------------------------------------
@@ -499,7 +368,7 @@ class Statements:
 
     def refused(self, namespace: Namespace) -> Iterable[bytes]:
         """Short names of what was found to be no good in a namespace."""
-        return [*self._refused, *self._misplaced.get(namespace.id, ())]
+        return self._opener.refused(namespace.id)
 
     def held(self, namespace: Namespace) -> dict[bytes, bytes]:
         """Everything that may be told in a namespace, by short name, the most important first."""
@@ -515,15 +384,3 @@ class Statements:
 
 def _expired(body: AnyStatement, now_s: float) -> bool:
     return 0 < body.expires <= now_s
-
-
-def _reopened(row: Row) -> SignedStatement | None:
-    """The statement of a row; a damaged one, or one of another place, is asked for again."""
-    if not row.envelope:
-        return None
-    try:
-        statement = open_statement(row.envelope)
-    except KvnetError:
-        return None
-    says = (statement.signer, statement.kind.value, statement.body.subject, statement.body.sequence)
-    return statement if says == (row.signer, row.kind, row.subject, row.sequence) else None

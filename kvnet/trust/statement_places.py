@@ -71,6 +71,12 @@ class Verdict(StrEnum):
     FULL = "full"
 
 
+def namespace_of(body: AnyStatement) -> NamespaceId | None:
+    """The namespace that a statement names; None for one of a type that names none."""
+    named: bytes | None = getattr(body, "namespace", None)
+    return None if named is None else NamespaceId(named)
+
+
 def scopes_of_body(body: AnyStatement, told_in: Iterable[NamespaceId]) -> frozenset[NamespaceId]:
     """Where a statement may be told: in the namespace it names, otherwise where it was told.
 
@@ -81,8 +87,6 @@ def scopes_of_body(body: AnyStatement, told_in: Iterable[NamespaceId]) -> frozen
     Returns:
         Nothing for a statement that names another namespace than those.
     """
-    named = getattr(body, "namespace", None)
+    named = namespace_of(body)
     allowed = frozenset(told_in)
-    if named is None:
-        return allowed
-    return allowed & {NamespaceId(named)}
+    return allowed if named is None else allowed & {named}

@@ -12,7 +12,8 @@ import trio
 from benchmarks.lookup_swarm import until
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.node import ExchangeNode, NodeOptions
-from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.exchange.statement_keep import RamKeep
+from kvnet.exchange.statements import Statements
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.store.memory import MemoryStore
 from kvnet.trust.policy import TrustPolicy

@@ -23,7 +23,8 @@ from kvnet.exchange.meeting import Meetings, MeetLimits
 from kvnet.exchange.node import ExchangeNode, NodeOptions
 from kvnet.exchange.prefix_reuse import PrefixReuse, Wanted
 from kvnet.exchange.publisher import Added, AddRequest, Publisher
-from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.exchange.statement_keep import RamKeep
+from kvnet.exchange.statements import Statements
 from kvnet.exchange.tables import Tables
 from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec

@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from kvnet.errors import StoreError
 from kvnet.exchange.lane import InlineLane
 from kvnet.exchange.rosters import Rosters, Scope
-from kvnet.exchange.statements import RamKeep, Statements
+from kvnet.exchange.statement_keep import RamKeep
+from kvnet.exchange.statements import Statements
 from kvnet.network.memory import World
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.statements import CLOCK_SKEW_S, Membership, Revocation, open_statement, sign_statement

@@ -11,7 +11,9 @@ from trio.testing import MockClock
 
 from kvnet.errors import StoreError
 from kvnet.exchange.lane import InlineLane
-from kvnet.exchange.statements import Heard, RamKeep, Saying, Statements
+from kvnet.exchange.statement_keep import RamKeep
+from kvnet.exchange.statement_signing import Saying
+from kvnet.exchange.statements import Heard, Statements
 from kvnet.format.hashes import blake3_hash
 from kvnet.network.memory import World
 from kvnet.protocol.gossip import GossipLimits

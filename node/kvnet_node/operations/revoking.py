@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvnet.errors import TrustError, UsageError
-from kvnet.exchange.statements import Saying
+from kvnet.exchange.statement_signing import Saying
 from kvnet.format.hashes import artifact_text
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
