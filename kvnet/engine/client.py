@@ -62,6 +62,7 @@ from kvnet.engine.wire_values import (
     bytes_text,
     completion_event,
     expected_event,
+    export_progress,
     exported,
     generated,
     prepared_prompt,
@@ -69,7 +70,6 @@ from kvnet.engine.wire_values import (
     text_bytes,
     wire_prompt,
     wire_restores,
-    written_chunks,
 )
 from kvnet.errors import EngineError
 from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
@@ -276,7 +276,7 @@ class EngineClient(Engine):
         async with aclosing(self._events(call)) as events:
             async for event in events:
                 if isinstance(event, ProgressEvent):
-                    yield PrefillProgress(event.done, event.total, written_chunks(event.written))
+                    yield export_progress(event)
                 elif isinstance(event, ExportedEvent):
                     yield exported(event)
 

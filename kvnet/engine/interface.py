@@ -314,11 +314,13 @@ class PrefillProgress:
     Attributes:
         written: of an export, the tiles that lie in the pack since the event before: what is here stays good when the
             export ends early.
+        origins: of an export: artifacts that a live cache continued from, as in ``Exported``; told before any tile is.
     """
 
     done_tokens: int
     total_tokens: int
     written: tuple[WrittenChunk, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class ToyEngine(Engine):
         for done in step_begins(len(restored), len(tokens)):
             rows = extended(rows, tokens[:done])
             written += write_tiles(request, self._layers, rows, written)
-            yield PrefillProgress(done, len(tokens), written[told:])
+            yield PrefillProgress(done, len(tokens), written[told:], origins)
             told = len(written)
             await self._prefill_cost(done, len(tokens))
         written += write_tiles(request, self._layers, extended(rows, tokens), written)

@@ -176,12 +176,20 @@ class TokensEvent(Record, frozen=True):
     tokens: bytes
 
 
+class WireOrigin(msgspec.Struct, frozen=True):
+    """An ``Origin``."""
+
+    manifest: bytes
+    n_tokens: int
+
+
 class ProgressEvent(Record, frozen=True):
     """A ``PrefillProgress``."""
 
     done: int
     total: int
     written: list[WireChunk] = msgspec.field(default_factory=list)
+    origins: list[WireOrigin] = msgspec.field(default_factory=list)
 
 
 class FirstTokenEvent(Record, frozen=True):
@@ -208,13 +216,6 @@ class GeneratedEvent(Record, frozen=True):
     prefilled_tokens: int
     restore_us: int
     prefill_us: int
-
-
-class WireOrigin(msgspec.Struct, frozen=True):
-    """An ``Origin``."""
-
-    manifest: bytes
-    n_tokens: int
 
 
 class ExportedEvent(Record, frozen=True):

@@ -20,6 +20,7 @@ from kvnet.engine.interface import (
     Generated,
     ModelInfo,
     Origin,
+    PrefillProgress,
     PreparedPrompt,
     RestorePlan,
     WrittenChunk,
@@ -30,10 +31,12 @@ from kvnet.engine.wire import (
     ExportedEvent,
     FailedEvent,
     GeneratedEvent,
+    ProgressEvent,
     ReadyEvent,
     Record,
     StartedEvent,
     WireChunk,
+    WireOrigin,
     WirePrompt,
     WireRestore,
 )
@@ -177,8 +180,17 @@ def exported(event: ExportedEvent) -> Exported:
         event.prefilled_tokens,
         event.restore_us / 1e6,
         event.prefill_us / 1e6,
-        tuple(Origin(origin.manifest, origin.n_tokens) for origin in event.origins),
+        _origins(event.origins),
     )
+
+
+def export_progress(event: ProgressEvent) -> PrefillProgress:
+    """How far an export is."""
+    return PrefillProgress(event.done, event.total, written_chunks(event.written), _origins(event.origins))
+
+
+def _origins(origins: Sequence[WireOrigin]) -> tuple[Origin, ...]:
+    return tuple(Origin(origin.manifest, origin.n_tokens) for origin in origins)
 
 
 def completion_event(event: Record) -> CompletionEvent:

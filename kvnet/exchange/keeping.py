@@ -21,6 +21,7 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.publisher import AddRequest, Publisher
 from kvnet.exchange.reuse import Lossy, PrefixHit, find_local
+from kvnet.exchange.unfinished import may_replace
 from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, PrefixKey
@@ -281,7 +282,7 @@ class Keeper:
         older: list[ArtifactHash] = []
         for artifact, _ in self._store.find_prefix(record.manifest.namespace, list(reversed(keys))):
             one = self._store.get(artifact)
-            if one is None or artifact in named or not _may_replace(record, one):
+            if one is None or artifact in named or not may_replace(record, one):
                 continue
             if self._store.tokens_of(artifact) == tokens[: one.manifest.n_tokens]:
                 older.append(artifact)
@@ -295,20 +296,3 @@ class Keeper:
 def _contains(longer: ToKeep, shorter: ToKeep) -> bool:
     """Whether one is a later turn of the other, or the same."""
     return longer.engine is shorter.engine and longer.tokens[: len(shorter.tokens)] == shorter.tokens
-
-
-def _may_replace(new: ArtifactRecord, old: ArtifactRecord) -> bool:
-    """Whether nobody misses ``old`` when ``new`` begins with its tokens: kept automatically, signed by the same key.
-
-    An artifact that depends on fewer others is not given up for one that depends on more: those may be distrusted.
-    """
-    mine, theirs = new.manifest, old.manifest
-    return (
-        old.hash != new.hash
-        and not old.pinned
-        and theirs.publisher == mine.publisher
-        and theirs.context_size_bytes == 0
-        and theirs.n_tokens < mine.n_tokens
-        and theirs.producer == mine.producer
-        and {span.publisher for span in mine.derived_from} <= {span.publisher for span in theirs.derived_from}
-    )

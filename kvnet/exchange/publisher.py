@@ -1,25 +1,36 @@
 """Add: compute what is missing of a token prefix, pack it, sign it, store it."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 
-from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin, WrittenChunk
-from kvnet.errors import CompatibilityError, EngineError, IntegrityError, StoreError, TrustError
+import trio
+
+from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin
+from kvnet.errors import (
+    CompatibilityError,
+    EngineError,
+    IntegrityError,
+    KvnetError,
+    NotInStoreError,
+    StoreError,
+    TrustError,
+)
+from kvnet.exchange.drafts import Draft, written_bytes
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.provenance import LossyOriginError, all_spans, derived_spans, require_lossless_origins
 from kvnet.exchange.reuse import Lossy, PrefixHit, Rejected, find_local, judge, restore_plan
-from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
+from kvnet.exchange.unfinished import ENDS_EARLY, Beginning, EarlyEnd, Tiles, may_replace, move_block
+from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, layer_groups
 from kvnet.format.codecs import Codec, require_storable
 from kvnet.format.fingerprint import Fingerprint
-from kvnet.format.hashes import PrefixKey
+from kvnet.format.hashes import ArtifactHash
 from kvnet.format.limits import MAX_DERIVED_SPANS
-from kvnet.format.manifest import MANIFEST_VERSION, DerivedSpan, Manifest, encode_manifest
+from kvnet.format.manifest import encode_manifest
 from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
 from kvnet.trust.envelope import StatementType, seal
-from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import Refusal
 
 ProgressCallback = Callable[[int, int], Awaitable[None]]
@@ -37,6 +48,7 @@ class Added:
         prefill_s: seconds of prefill.
         new_bytes: chunk bytes written now; the rest is shared with artifacts already held.
         existed: an equal artifact of this node was there already, and nothing was done.
+        superseded: what an earlier add that ended early had left, and was let go: this begins with it.
     """
 
     record: ArtifactRecord
@@ -45,6 +57,7 @@ class Added:
     prefill_s: float
     new_bytes: int
     existed: bool = False
+    superseded: ArtifactHash | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +83,6 @@ class AddRequest:
     background: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """An artifact to be: its plan, what it takes from a stored one, and where it goes."""
-
-    fingerprint: Fingerprint
-    plan: ChunkPlan
-    source: PrefixHit | None
-    first_block: int
-
-
 class Publisher:
     """Turns token prefixes into stored, signed artifacts.
 
@@ -96,8 +99,21 @@ class Publisher:
         self._lane = lane
         self._identity = identity
 
-    async def add(self, engine: Engine, request: AddRequest, progress: ProgressCallback | None = None) -> Added:
+    async def add(
+        self,
+        engine: Engine,
+        request: AddRequest,
+        progress: ProgressCallback | None = None,
+        early: EarlyEnd | None = None,
+    ) -> Added:
         """Compute what no stored artifact has, and publish the whole as one artifact in ``mine``.
+
+        Args:
+            engine: computes.
+            request: what.
+            progress: told how far it is.
+            early: keep what is computed when this is cancelled or the engine ends, and tell of it; by default nothing
+                of it is kept.
 
         Raises:
             CompatibilityError: this model's K/V cannot be shared, or not with this codec.
@@ -123,7 +139,7 @@ class Publisher:
             return Added(existing, len(request.tokens), 0, 0.0, 0, existed=True)
         source = await self._lane.run(self._find_source, engine, request)
         try:
-            return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
+            return await self._add(engine, request, self._draft(fingerprint, request, source), progress, early)
         except IntegrityError:
             if source is None:
                 raise
@@ -135,7 +151,7 @@ class Publisher:
             # A live cache began with lossy state: without it, the engine computes what is to be stored.
             await engine.drop_live()
         source = await self._lane.run(self._find_source, engine, request)
-        return await self._add(engine, request, self._draft(fingerprint, request, source), progress)
+        return await self._add(engine, request, self._draft(fingerprint, request, source), progress, early)
 
     def _find_equal(self, engine: Engine, request: AddRequest) -> ArtifactRecord | None:
         """An artifact of our own with the same tokens, context and codec, all of it held."""
@@ -174,7 +190,7 @@ class Publisher:
             return None
         return found.hit
 
-    def _draft(self, fingerprint: Fingerprint, request: AddRequest, source: PrefixHit | None) -> _Draft:
+    def _draft(self, fingerprint: Fingerprint, request: AddRequest, source: PrefixHit | None) -> Draft:
         """Whole blocks of the source are referenced as they are; from the first other block on, tiles are written."""
         plan = ChunkPlan(
             n_tokens=len(request.tokens),
@@ -183,20 +199,31 @@ class Publisher:
             context_size_bytes=len(request.context),
         )
         if source is None:
-            return _Draft(fingerprint, plan, None, 0)
+            return Draft(fingerprint, plan, None, 0)
         same_codec = source.manifest.codec is request.codec and source.manifest.groups == plan.groups
         first_block = source.n_tokens // BLOCK_TOKENS if same_codec else 0
-        return _Draft(fingerprint, plan, source, first_block)
+        return Draft(fingerprint, plan, source, first_block)
 
     async def _add(
-        self, engine: Engine, request: AddRequest, draft: _Draft, progress: ProgressCallback | None
+        self,
+        engine: Engine,
+        request: AddRequest,
+        draft: Draft,
+        progress: ProgressCallback | None,
+        early: EarlyEnd | None,
     ) -> Added:
         held_bytes = draft.first_block * BLOCK_TOKENS * draft.fingerprint.layers.bytes_per_token
         room = draft.plan.raw_size_bytes - held_bytes
         writer = await self._lane.run(self._store.begin_pack, len(draft.plan), expected_bytes=room)
+        tiles = Tiles()
         try:
             entries = await self._lane.run(self._write_head, writer, request, draft)
-            exported = await self._export(engine, request, draft, writer, progress)
+            try:
+                exported = await self._export(engine, request, draft, writer, tiles, progress)
+            except ENDS_EARLY:
+                if early is not None:
+                    await self._keep_beginning(engine, request, draft, writer, tiles, early)
+                raise
             await self._lane.run(writer.adopt, exported.chunks)
             for chunk in exported.chunks:
                 entries[chunk.index] = ChunkEntry(chunk.length_bytes, chunk.hash)
@@ -209,10 +236,64 @@ class Publisher:
             reused_tokens=exported.restored_tokens,
             prefilled_tokens=exported.prefilled_tokens,
             prefill_s=exported.prefill_s,
-            new_bytes=_written_bytes(exported.chunks),
+            new_bytes=written_bytes(exported.chunks),
+            superseded=await self._lane.run(self._let_go, draft.source, record) if request.prefill else None,
         )
 
-    def _write_head(self, writer: PackWriter, request: AddRequest, draft: _Draft) -> dict[int, ChunkEntry]:
+    async def _keep_beginning(
+        self,
+        engine: Engine,
+        request: AddRequest,
+        draft: Draft,
+        interrupted: PackWriter,
+        tiles: Tiles,
+        early: EarlyEnd,
+    ) -> None:
+        """Keep the whole blocks that were computed, although this is being cancelled: the same add goes on there."""
+        n_tokens = tiles.whole_blocks(draft.plan, draft.first_block) * BLOCK_TOKENS
+        held_tokens = draft.source.n_tokens if draft.source is not None else 0
+        if n_tokens <= held_tokens:
+            early.lost(f"less than a block of {BLOCK_TOKENS} tokens was computed")
+            return
+        early.keeps(n_tokens)
+        shorter = replace(request, tokens=request.tokens[:n_tokens], context=b"", pinned=False)
+        with trio.CancelScope(shield=True):
+            try:
+                record, new_bytes = await self._publish_beginning(engine, shorter, draft, interrupted, tiles)
+                gone = await self._lane.run(self._let_go, draft.source, record)
+            except (KvnetError, OSError) as error:
+                early.lost(str(error))
+                return
+        early.kept(Beginning(record, n_tokens - held_tokens, new_bytes, gone))
+
+    async def _publish_beginning(
+        self, engine: Engine, shorter: AddRequest, draft: Draft, interrupted: PackWriter, tiles: Tiles
+    ) -> tuple[ArtifactRecord, int]:
+        """The artifact, and the bytes of its tiles that are new."""
+        short = self._draft(draft.fingerprint, shorter, draft.source)
+        blocks = range(short.first_block, short.plan.n_blocks)
+        room = sum(tiles.written[index].length_bytes for block in blocks for index in draft.plan.tiles_of_block(block))
+        writer = await self._lane.run(self._store.begin_pack, len(short.plan), expected_bytes=room)
+        try:
+            entries = await self._lane.run(self._write_head, writer, shorter, short)
+            packs = (interrupted, draft.plan), (writer, short.plan)
+            for block in blocks:
+                entries |= await self._lane.run(move_block, block, *packs, tiles.written)
+            record = await self._lane.run(self._publish, engine, shorter, short, writer, entries, tiles.origins)
+        except BaseException:
+            writer.abort()
+            raise
+        return record, room
+
+    def _let_go(self, source: PrefixHit | None, record: ArtifactRecord) -> ArtifactHash | None:
+        """Release a beginning that an artifact extends, when nobody misses it."""
+        if source is None or source.n_tokens < source.manifest.n_tokens or not may_replace(record, source.record):
+            return None
+        with suppress(NotInStoreError):
+            self._store.release(source.artifact)
+        return source.artifact
+
+    def _write_head(self, writer: PackWriter, request: AddRequest, draft: Draft) -> dict[int, ChunkEntry]:
         """Token ids and context go in as chunks; tiles of whole reused blocks are referenced where they lie."""
         entries: dict[int, ChunkEntry] = {}
         token_bytes = memoryview(tokens_to_bytes(request.tokens))
@@ -223,8 +304,7 @@ class Publisher:
             if spec.kind is ChunkKind.TILE:
                 if spec.block >= draft.first_block:
                     break
-                assert draft.source is not None  # noqa: S101 - a first block above 0 comes from a source
-                entries[spec.index] = _source_entry(draft.source, draft.plan, spec.index)
+                entries[spec.index] = draft.source_entry(spec.index)
                 writer.reference(spec.index, entries[spec.index])
                 continue
             start = offsets[spec.kind]
@@ -234,7 +314,13 @@ class Publisher:
         return entries
 
     async def _export(
-        self, engine: Engine, request: AddRequest, draft: _Draft, writer: PackWriter, progress: ProgressCallback | None
+        self,
+        engine: Engine,
+        request: AddRequest,
+        draft: Draft,
+        writer: PackWriter,
+        tiles: Tiles,
+        progress: ProgressCallback | None,
     ) -> Exported:
         restore = None
         if draft.source is not None:
@@ -259,6 +345,7 @@ class Publisher:
             async for event in events:
                 if isinstance(event, Exported):
                     return event
+                tiles.note(event)
                 if progress is not None:
                     await progress(event.done_tokens, event.total_tokens)
         raise EngineError("the engine ended an export without a result", hint="Run the command again.")
@@ -267,7 +354,7 @@ class Publisher:
         self,
         engine: Engine,
         request: AddRequest,
-        draft: _Draft,
+        draft: Draft,
         writer: PackWriter,
         entries: dict[int, ChunkEntry],
         origins: Sequence[Origin],
@@ -278,11 +365,11 @@ class Publisher:
         listed = [entries[index] for index in range(len(draft.plan))]
         require_lossless_origins(request.codec, origins)
         spans = all_spans(draft.source, origins, key.public)
-        manifest = _manifest(
-            engine,
-            request,
-            draft,
-            namespace=namespace,
+        manifest = draft.manifest(
+            engine.info.producer,
+            codec=request.codec,
+            created_s=request.created_s,
+            namespace=namespace.id,
             last_key=keys[-1],
             publisher=key.public,
             spans=spans,
@@ -293,45 +380,3 @@ class Publisher:
             raise TrustError(f"the state is not kept: {verdict.text}", hint="Compute it anew.")
         envelope = seal(StatementType.MANIFEST, encode_manifest(manifest), key)
         return writer.publish(envelope, keys=keys, pinned=request.pinned)
-
-
-def _manifest(
-    engine: Engine,
-    request: AddRequest,
-    draft: _Draft,
-    *,
-    namespace: Namespace,
-    last_key: PrefixKey,
-    publisher: bytes,
-    spans: tuple[DerivedSpan, ...],
-    entries: list[ChunkEntry],
-) -> Manifest:
-    return Manifest(
-        version=MANIFEST_VERSION,
-        fingerprint=draft.fingerprint,
-        namespace=namespace.id,
-        n_tokens=len(request.tokens),
-        block_tokens=BLOCK_TOKENS,
-        groups=draft.plan.groups,
-        codec=request.codec,
-        n_chunks=len(entries),
-        total_size_bytes=sum(entry.length_bytes for entry in entries),
-        root=pages_root(encode_pages(entries)),
-        last_prefix_key=last_key,
-        producer=engine.info.producer,
-        continuation=(),
-        derived_from=spans,
-        context_size_bytes=len(request.context),
-        created=request.created_s,
-        publisher=publisher,
-    )
-
-
-def _source_entry(source: PrefixHit, plan: ChunkPlan, index: int) -> ChunkEntry:
-    """The source's entry for the same tile; its index differs when token or context chunks differ in number."""
-    spec = plan[index]
-    return source.record.entries[source.manifest.plan().tiles_of_block(spec.block)[spec.group]]
-
-
-def _written_bytes(chunks: Sequence[WrittenChunk]) -> int:
-    return sum(chunk.length_bytes for chunk in chunks)

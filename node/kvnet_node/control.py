@@ -199,12 +199,29 @@ async def _answer(stream: trio.SocketStream, handler: Handler) -> None:
 async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes, handler: Handler) -> Reply | None:
     """The final reply, or None when the asker went away."""
     outbox = EventOutbox()
-    reply: Reply | None = None
     try:
         call = msgspec.json.decode(data, type=Call)
         _check_version(call)
     except (msgspec.MsgspecError, RecursionError, KvnetError) as error:
         return Reply(error=failure_of(_as_kvnet_error(error)))
+    async with trio.open_nursery() as sending:
+
+        async def forward_events() -> None:
+            while True:
+                await outbox.wait()
+                await _send_events(stream, outbox)
+
+        sending.start_soon(forward_events)
+        reply = await _cancelled_with_asker(frames, call, handler, outbox)
+        sending.cancel_scope.cancel()
+    # Of an operation that its asker took back too: it may have said what it leaves.
+    await _send_events(stream, outbox)
+    return reply
+
+
+async def _cancelled_with_asker(frames: FrameStream, call: Call, handler: Handler, outbox: EventOutbox) -> Reply | None:
+    """The reply of an operation; None when its asker sends no more, which cancels it."""
+    reply: Reply | None = None
     async with trio.open_nursery() as nursery:
 
         async def cancel_when_asker_leaves() -> None:
@@ -212,21 +229,13 @@ async def _run_call(stream: trio.SocketStream, frames: FrameStream, data: bytes,
                 await frames.receive()
             nursery.cancel_scope.cancel()
 
-        async def forward_events() -> None:
-            while True:
-                await outbox.wait()
-                await _send_events(stream, outbox)
-
         nursery.start_soon(cancel_when_asker_leaves)
-        nursery.start_soon(forward_events)
         try:
             result = await handler(call.operation, bytes(call.request), outbox.put)
             reply = Reply(result=msgspec.Raw(msgspec.json.encode(result)))
         except Exception as error:  # noqa: BLE001 - whatever an operation raises is its asker's, not the node's
             reply = Reply(error=failure_of(error))
         nursery.cancel_scope.cancel()
-    if reply is not None:
-        await _send_events(stream, outbox)
     return reply
 
 

@@ -5,8 +5,9 @@ Plain blocking sockets: most verbs do nothing but ask, and would load trio for t
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,11 @@ from kvnet_node.control_frames import (
 )
 from kvnet_node.events import Note, Progress, TextDelta
 from kvnet_node.failures import error_of
+
+LAST_WORDS_S = 60.0
+"""Silence after which a node that was told to cancel is left alone; a second Ctrl-C does so at once."""
+
+RECEIVE_BYTES = 65536
 
 
 class NodeGoneError(KvnetError):
@@ -66,42 +72,76 @@ def connect_control(path: Path) -> socket.socket | None:
 def call_node(connection: socket.socket, operation: str, request: Any, on_event: OnEvent) -> bytes:
     """Have the node at the other end run an operation; returns the JSON of its result.
 
-    The connection is closed at the end, whatever that is; before the result is there, this cancels the operation.
+    The connection is closed at the end, whatever that is; before the result is there, this cancels the operation. A
+    Ctrl-C does too, and then waits for what the operation still has to say.
 
     Raises:
         KvnetError: of the class the operation raised in the node, or ``NodeGoneError``.
     """
     call = encode_frame(Call(CONTROL_VERSION, kvnet.__version__, operation, msgspec.Raw(msgspec.json.encode(request))))
-    with connection, connection.makefile("rb") as answer:
+    answer = _Answer(connection)
+    with connection:
         try:
             connection.sendall(call)
         except OSError as error:
             raise _broken_off(error) from error
-        while (reply := _next_reply(answer)) is not None:
-            if reply.event:
-                on_event(_decoded(reply.event))
-            elif reply.error is not None:
-                raise error_of(reply.error)
-            elif reply.result:
-                return bytes(reply.result)
+        try:
+            while (reply := answer.next()) is not None:
+                if reply.event:
+                    on_event(_decoded(reply.event))
+                elif reply.error is not None:
+                    raise error_of(reply.error)
+                elif reply.result:
+                    return bytes(reply.result)
+        except KeyboardInterrupt:
+            _take_back(connection, answer, on_event)
+            raise
     raise NodeGoneError("the running node ended before the operation did", hint="kvnet node start, then try again")
 
 
-def _next_reply(answer: IO[bytes]) -> Reply | None:
-    """The next frame; None at a clean end."""
-    try:
-        head = answer.read(LENGTH_BYTES)
-        if not head:
-            return None
-        if len(head) < LENGTH_BYTES:
-            raise cut_short(len(head))
-        length = frame_length(head)
-        data = answer.read(length)
-        if len(data) < length:
-            raise cut_short(LENGTH_BYTES + len(data))
-        return msgspec.json.decode(data, type=Reply)
-    except (OSError, msgspec.MsgspecError, ProtocolViolationError) as error:
-        raise _broken_off(error) from error
+def _take_back(connection: socket.socket, answer: "_Answer", on_event: OnEvent) -> None:
+    """Have the operation cancelled, and show what it says about that."""
+    with suppress(OSError, NodeGoneError):
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(LAST_WORDS_S)
+        while (reply := answer.next()) is not None and reply.event:
+            on_event(_decoded(reply.event))
+
+
+class _Answer:
+    """The frames of a connection. Bytes that arrived stay here when a Ctrl-C ends the wait for more."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def next(self) -> Reply | None:
+        """The next frame; None at a clean end.
+
+        Raises:
+            NodeGoneError: the node broke off, or said something else.
+        """
+        try:
+            if not self._fill(LENGTH_BYTES):
+                if self._buffer:
+                    raise cut_short(len(self._buffer))
+                return None
+            end = LENGTH_BYTES + frame_length(bytes(self._buffer[:LENGTH_BYTES]))
+            if not self._fill(end):
+                raise cut_short(len(self._buffer))
+            reply = msgspec.json.decode(self._buffer[LENGTH_BYTES:end], type=Reply)
+        except (OSError, msgspec.MsgspecError, ProtocolViolationError) as error:
+            raise _broken_off(error) from error
+        del self._buffer[:end]
+        return reply
+
+    def _fill(self, n_bytes: int) -> bool:
+        while len(self._buffer) < n_bytes:
+            received = self._connection.recv(RECEIVE_BYTES)
+            if not received:
+                return False
+            self._buffer += received
+        return True
 
 
 def _decoded(event: msgspec.Raw) -> Progress | TextDelta | Note:

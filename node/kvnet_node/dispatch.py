@@ -1,8 +1,11 @@
 """Where an operation runs: in the running node of the data directory, or here under its lock."""
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -73,7 +76,27 @@ def _run_here(settings: "Settings", wanted: Operation, request: Request, on_even
     # Loaded by those alone that do the work themselves.
     import trio
 
-    return trio.run(run_locally, settings, wanted, request, on_event, strict_exception_groups=True)
+    with _ended_like_ctrl_c():
+        return trio.run(run_locally, settings, wanted, request, on_event, strict_exception_groups=True)
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """`kill`, and a terminal that is closed, end a verb as Ctrl-C does: with time to keep what it has done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in ends}
+    try:
+        for each in ends:
+            # One that is ignored, as by nohup, stays so.
+            if before[each] is signal.SIG_DFL:
+                signal.signal(each, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+        yield
+    finally:
+        for each in ends:
+            signal.signal(each, before[each])
 
 
 async def run_locally(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:

@@ -176,7 +176,7 @@ class Runner:
         state = self._states.begin(request, wish)
         try:
             with TileWriter(asked, info.fingerprint.layers) as writer:
-                n_told = _tell_written(request, state, writer, 0)
+                n_told = _tell_written(request, state, writer, 0, _origins(state, asked))
                 while writer.write_next(state.caches, state.position):
                     yield
                 for _ in self._prefill_steps(request, state, tokens, end=len(tokens)):
@@ -289,10 +289,12 @@ class Runner:
             yield
 
 
-def _tell_written(request: Request, state: State, writer: TileWriter, n_told: int) -> int:
+def _tell_written(
+    request: Request, state: State, writer: TileWriter, n_told: int, origins: Sequence[WireOrigin] = ()
+) -> int:
     """Says how far an export is, and which tiles lie in the pack beyond the first ``n_told``; how many are told now."""
     written = writer.written[n_told:]
-    request.send(ProgressEvent(request.id, state.position, writer.n_tokens, wire_chunks(written)))
+    request.send(ProgressEvent(request.id, state.position, writer.n_tokens, wire_chunks(written), list(origins)))
     return n_told + len(written)
 
 

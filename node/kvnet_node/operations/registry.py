@@ -50,7 +50,7 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("add", r.AddRequest, r.AddResult, "generation:add", needs_engine=True),
+        Operation("add", r.AddRequest, r.AddResult, "adding:add", needs_engine=True),
         Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True, needs_engine=True),
         Operation(
             "generate",
