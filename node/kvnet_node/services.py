@@ -190,12 +190,20 @@ class Services:
         ]
 
     def bulk_text(self) -> str:
-        """Where bulk connections are taken, and whether they are encrypted; "" without a network."""
+        """Where bulk connections are taken, whether they are encrypted, and from how many peers chunks come without one.
+
+        "" without a network.
+        """
         if self.node is None or self.node.bulk is None:
             return ""
         endpoint = self.node.bulk.endpoint
-        where = f"port {endpoint.port}" if endpoint.port else "dialling only"
-        return f"{where}, NOT ENCRYPTED with peers that allow it" if endpoint.cipher == CIPHER_NONE else where
+        parts = [f"port {endpoint.port}" if endpoint.port else "dialling only"]
+        if endpoint.cipher == CIPHER_NONE:
+            parts.append("NOT ENCRYPTED with peers that allow it")
+        slower = sum(each.chunks.startswith("stream") for each in self.node.peers())
+        if slower:
+            parts.append(f"not with {slower} connected peer{'s' if slower > 1 else ''} (kvnet peers says why)")
+        return ", ".join(parts)
 
     def _removed_elsewhere(self, artifact: ArtifactHash) -> None:
         if self.node is not None:

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,3 +132,18 @@ def test_a_node_that_fetched_serves_on(kvnet: Kvnet, other: Kvnet, tmp_path: Pat
     assert ran.result["complete"] is True
     assert [part["peer"] for part in ran.result["providers"]] == [started["peer"]]
     other.watch(lambda seen: seen["counters"].get("announced", 0) > 0, "status")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is no address of the machine")
+def test_where_bulk_connections_do_not_work_peers_and_status_say_so(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    # Each listens for them where the other does not look, as behind a firewall.
+    kvnet.environment["KVNET_BULK_LISTEN"] = "127.0.0.2:0"
+    other.environment["KVNET_BULK_LISTEN"] = "127.0.0.3:0"
+    address = start_provider(kvnet, other, tmp_path, "0")
+    other.start()
+    assert re.fullmatch(r"port \d+", other.asked("status")["bulk"])
+    (part,) = other.json("fetch", artifact_text(SAMPLE.hash), "--from", address)["providers"]
+    assert part["path"] == "stream"
+    (peer,) = other.json("peers")["peers"]
+    assert peer["chunks"].startswith("stream: expected an answer at 127.0.0.1 port")
+    assert other.asked("status")["bulk"].endswith(", not with 1 connected peer (kvnet peers says why)")
