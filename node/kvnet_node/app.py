@@ -10,12 +10,14 @@ import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvnet.errors import UsageError
 from kvnet_node.arguments import GlobalFlags, split_global_flags
 from kvnet_node.failures import failure_of
 from kvnet_node.output import Output
+from kvnet_node.suggesting import Suggestions
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -236,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quiet=flags.quiet,
             verbose=flags.verbose,
             color=flags.color and "NO_COLOR" not in os.environ,
+            suggestions=_suggestions(flags),
         )
         code = _run(flags, rest, output)
         sys.stdout.flush()
@@ -246,6 +249,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - the last place: every failure ends in a message and an exit code
         return _report(error, output)
     return code
+
+
+def _suggestions(flags: GlobalFlags) -> Suggestions:
+    """Where this command was told its data directory, the commands it suggests are told it too."""
+    given = Path(os.path.abspath(flags.data_dir.expanduser())) if flags.data_dir is not None else None
+    return Suggestions(given, [*(name for name, _, _ in _VERBS), *(name for name, _, _ in _GROUPS)])
 
 
 def _let_all_text_out(*, json: bool) -> None:

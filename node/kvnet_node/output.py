@@ -13,6 +13,7 @@ from typing import Any, TextIO, TypeVar
 import msgspec
 
 from kvnet_node.events import Event, Note, Progress, TextDelta
+from kvnet_node.suggesting import Suggestions
 
 R = TypeVar("R")
 
@@ -101,6 +102,7 @@ class Output:
         quiet: no progress and no remarks; warnings and errors stay.
         verbose: with tracebacks.
         color: whether stderr may be coloured.
+        suggestions: completes commands in what a person reads.
         stdout, stderr: the streams; the process's own by default.
         clock: seconds that only go forward.
     """
@@ -112,6 +114,7 @@ class Output:
         quiet: bool = False,
         verbose: bool = False,
         color: bool = True,
+        suggestions: Suggestions | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -120,6 +123,7 @@ class Output:
         self.quiet = quiet
         self.verbose = verbose
         self.color = color
+        self.suggestions = suggestions or Suggestions()
         self._stdout = stdout
         self._stderr = stderr
         self._progress = _ProgressLine(self, clock)
@@ -142,7 +146,7 @@ class Output:
         if self.json:
             self.json_line(msgspec.to_builtins(result))
         elif text := render(result):
-            print(text, file=self.stdout, flush=True)
+            print(self.suggestions.complete(text), file=self.stdout, flush=True)
 
     def json_line(self, value: Any) -> None:
         """Print one object on a line of stdout."""
@@ -151,14 +155,15 @@ class Output:
     def message(self, text: str) -> None:
         """A remark on stderr; not with ``--quiet``."""
         if not self.quiet:
-            self._to_stderr(text)
+            self._to_stderr(self.suggestions.complete(text))
 
     def warning(self, text: str) -> None:
         """A warning on stderr."""
-        self._to_stderr(self._styled("warning: ", "33") + text)
+        self._to_stderr(self._styled("warning: ", "33") + self.suggestions.complete(text))
 
     def error(self, *, code: str, exit_code: int, message: str, hint: str) -> None:
         """An error on stderr: what was expected and found, then the next step."""
+        message, hint = self.suggestions.complete(message), self.suggestions.complete(hint)
         if self.json:
             self._progress.finish()
             record = {"type": "error", "code": code, "exit_code": exit_code, "message": message, "hint": hint}
@@ -194,7 +199,7 @@ class Output:
 
     def _note(self, event: Note) -> None:
         if self.json and not self.quiet:
-            self.json_line(event)
+            self.json_line(msgspec.structs.replace(event, text=self.suggestions.complete(event.text)))
         elif event.level == "warning":
             self.warning(escape(event.text, keep_newlines=True))
         elif not self.json:

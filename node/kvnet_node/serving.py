@@ -1,7 +1,6 @@
 """The running node: ``kvnet node start``, from the lock to the clean end."""
 
 import os
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -198,6 +197,9 @@ def _announce(settings: "Settings", services: Services, output: Output, said: _S
         "version": kvnet.__version__,
     }
     _log.info("started", peer=services.peer_text, addresses=len(addresses))
+    if Path(record["data_dir"]) != default_data_dir().absolute() or os.environ.get("KVNET_DATA_DIR"):
+        # The next command is typed into another terminal, where no variable of this one is set.
+        output.suggestions.use(Path(record["data_dir"]))
     output.result(record, lambda _: _screen(record))
     if said.moved:
         _log.warning("endpoint moved", reason=said.moved)
@@ -211,19 +213,16 @@ def _model_text(record: dict[str, Any]) -> str:
 
 
 def _screen(record: dict[str, Any]) -> str:
-    data_dir = record["data_dir"]
-    elsewhere = Path(data_dir) != default_data_dir().absolute()
-    flag = f" --data-dir {shlex.quote(data_dir)}" if elsewhere else ""
-    steps = [f"kvnet add PATH --name NAME{flag}"] if record["model"] else [f"kvnet model list{flag}"]
+    steps = ["kvnet add PATH --name NAME"] if record["model"] else ["kvnet model list"]
     if record["endpoint"] and record["model"]:
-        steps.append(f"kvnet connect CLIENT{flag}")
+        steps.append("kvnet connect CLIENT")
     lines = pairs(
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),
             *(("address", address) for address in record["addresses"]),
             *(("endpoint", f"{url}/v1") for url in record["endpoint"]),
-            ("neighbours", f"discovery {record['discovery']}; kvnet peers{flag} lists them"),
-            ("data dir", data_dir),
+            ("neighbours", f"discovery {record['discovery']}; kvnet peers lists them"),
+            ("data dir", record["data_dir"]),
             ("publisher", record["publisher"]),
             ("policy", record["policy"]),
             ("model", _model_text(record)),

@@ -6,6 +6,7 @@ from kvnet.errors import UsageError
 from kvnet_node.invocation import Context, Invocation
 from kvnet_node.operations.requests import ShareRequest, ShareResult
 from kvnet_node.output import format_bytes, format_count, format_counted
+from kvnet_node.suggesting import elsewhere
 
 
 def share(artifact: str, /, *, to: str, context: Context) -> None:
@@ -26,7 +27,7 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
     state = "was shared with" if result.existed else "is shared with"
     context.output.message(
         f"{artifact} {state} {result.swarm}: {_readers(result)} can read {_what(result)}\n"
-        f"a member fetches it with: kvnet fetch {result.ticket or result.artifacts[0]} --name NAME\n"
+        f"a member fetches it with: {elsewhere('kvnet fetch')} {result.ticket or result.artifacts[0]} --name NAME\n"
         f"kvnet rm {result.artifacts[0]} offers it no longer; what members have fetched they keep"
     )
     if result.strangers:
@@ -55,7 +56,8 @@ def publish(artifact: str, /, *, yes: bool = False, context: Context) -> None:
     state = "was public before" if result.existed else "is public now"
     context.output.message(
         f"{artifact} {state}: anybody who connects to this node can read {_what(result)}\n"
-        f"whoever trusts your key uses it; fetched with: kvnet fetch {result.ticket or result.artifacts[0]}"
+        f"whoever trusts your key uses it; fetched with: "
+        f"{elsewhere('kvnet fetch')} {result.ticket or result.artifacts[0]}"
     )
 
 

@@ -34,6 +34,7 @@ from kvnet_node.operations.requests import (
 )
 from kvnet_node.output import Output, columns, escape, format_counted, format_seconds
 from kvnet_node.pasting import read_invitation
+from kvnet_node.suggesting import elsewhere
 
 _LIFETIME = re.compile(r"(\d{1,6})\s*([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -93,7 +94,8 @@ def invite(
         )
     output.message(
         f"who has this line {what}: hand it over by a way you trust; it works until {until}, for "
-        f"{format_counted(result.uses, 'guest')}\non the other machine: kvnet join -, then paste the line"
+        f"{format_counted(result.uses, 'guest')}\n"
+        f"on the other machine: {elsewhere('kvnet join -')}, then paste the line"
         + ("\nthe swarm is new; you are its founder and alone can remove members" if result.made else "")
     )
 
@@ -215,7 +217,8 @@ def leave(swarm: str, /, *, context: Context) -> None:
     held = format_counted(result.artifacts, "artifact")
     more = f"; {held} of it here may be evicted now" if result.artifacts else ""
     context.output.message(
-        f"left {result.swarm}{more}\nuntil the founder runs kvnet swarm remove, others still list this machine"
+        f"left {result.swarm}{more}\nuntil the founder runs {elsewhere('kvnet swarm remove')}, "
+        f"others still list this machine"
     )
 
 

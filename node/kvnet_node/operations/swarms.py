@@ -21,6 +21,7 @@ from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.network import is_online, try_each
 from kvnet_node.peer_store import PeerStore
 from kvnet_node.services import Services
+from kvnet_node.suggesting import elsewhere
 from kvnet_node.swarms import MINE
 from kvnet_node.system_network import gateway_answers
 from kvnet_node.unreached import unreached
@@ -78,7 +79,7 @@ async def join(ctx: OperationContext, request: r.JoinRequest) -> r.JoinResult:
     if not joined.changed and signed.signer in own:
         raise UsageError(
             "expected an invitation by another machine, found one by this machine",
-            hint="paste it on the machine that is to join: kvnet join -",
+            hint=f"paste it on the machine that is to join: {elsewhere('kvnet join -')}",
         )
     names = names_of(joined.roster.members.values())
     return r.JoinResult(
