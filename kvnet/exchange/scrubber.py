@@ -35,6 +35,10 @@ class ScrubPace:
     interval_s: float = 7 * 24 * 3600.0
     bytes_s: float = 32e6
 
+    def due_in_s(self, last_s: float, now_s: float) -> float:
+        """Seconds until the next scrub; both in seconds since 1970. A last one ahead is a clock that was set back."""
+        return max(0.0, min(last_s, now_s) + self.interval_s - now_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:

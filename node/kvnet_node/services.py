@@ -190,7 +190,7 @@ class Services:
         ]
 
     def bulk_text(self) -> str:
-        """Where bulk connections are taken, whether they are encrypted, and from how many peers chunks come without one.
+        """Where bulk connections are taken, whether encrypted, and with how many peers there are none.
 
         "" without a network.
         """
@@ -254,7 +254,7 @@ class Services:
             _log.info("store scrubbed", chunks=found.chunks, bad=found.bad, repaired=len(found.repaired))
 
         scrubber = Scrubber(self.store, self.lane, self._repair_unasked)
-        await scrubber.run(pace, next_in_s=last_s + pace.interval_s - time.time(), done=done)
+        await scrubber.run(pace, next_in_s=pace.due_in_s(last_s, time.time()), done=done)
 
     async def watch_store(self) -> None:
         """Use the store again when its drive is back, and announce only what is there; until cancelled."""
