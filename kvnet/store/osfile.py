@@ -3,10 +3,11 @@
 Everything the store writes goes through one :class:`OsFiles`, so that differences between systems are settled here
 and a test can make any single write, sync or rename fail.
 
-Sources: ``fcntl(2)`` of macOS for ``F_FULLFSYNC``, ``F_PREALLOCATE`` and ``F_NOCACHE``; ``open(2)``, ``fdatasync(2)``
-and ``posix_fallocate(3)`` of Linux. Python offers neither of the last two on macOS.
+Sources: ``fcntl(2)`` of macOS for ``F_FULLFSYNC``, ``F_PREALLOCATE`` and ``F_NOCACHE``; ``fdatasync(2)``,
+``posix_fallocate(3)`` and ``posix_fadvise(2)`` of Linux. Python offers none of the latter on macOS.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -74,27 +75,6 @@ class OsFiles:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return handle
 
-    def open_past_cache(self, path: Path) -> int | None:
-        """Open a file that exists for writes that leave nothing in the page cache; a symbolic link is never followed.
-
-        Memory, offset and length of such a write are multiples of a block: `kvnet.store.past_cache`.
-
-        Returns:
-            the handle; ``None`` where the file system offers no such thing.
-        """
-        if hasattr(os, "O_DIRECT"):
-            try:
-                return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                return None
-        handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if _try_fcntl(handle, _F_NOCACHE, 1):
-            return handle
-        os.close(handle)
-        return None
-
     def close(self, handle: int) -> None:
         """Close a file."""
         os.close(handle)
@@ -160,6 +140,19 @@ class OsFiles:
             os.fdatasync(handle)
         elif not _try_fcntl(handle, _F_FULLFSYNC, 0):
             os.fsync(handle)
+
+    def let_go(self, handle: int, offset: int = 0, length_bytes: int = 0) -> None:
+        """Have a part of a file, or all of it, take no memory of the page cache: nobody reads it soon.
+
+        Linux begins to write what is not on the medium yet, and lets go of what is: what was on its way is let go of
+        when it is named again. On macOS it is the file that is kept out of the cache, from now on. Advice: a file
+        system that does not take it is no failure.
+        """
+        with contextlib.suppress(OSError):
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(handle, offset, length_bytes, os.POSIX_FADV_DONTNEED)
+            else:
+                fcntl.fcntl(handle, _F_NOCACHE, 1)
 
     def sync_directory(self, path: Path) -> None:
         """Wait until the names in a directory are on the medium."""

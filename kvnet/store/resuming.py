@@ -133,7 +133,7 @@ class ResumablePackWriter(DiskPackWriter):
         except OSError as error:
             _log.warning("store: a partial pack stays as it is until it expires: %s", error.strerror)
         finally:
-            self._close_file(handle)
+            self._files.close(handle)
             self._files.close(self._journal)
             self._host.suspended(self._path)
 

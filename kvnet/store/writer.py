@@ -12,12 +12,17 @@ from kvnet.store.filling import PackDraft, PackFilling
 from kvnet.store.index import PlacedChunk
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.osfile import OsFiles
-from kvnet.store.past_cache import PastCache
 
 _log = logging.getLogger(__name__)
 
 ROOM_STEP_BYTES: Final = 64 << 20
 """Quota and free space are looked at again every so many bytes: a fetch that cannot fit ends early."""
+
+LET_GO_BYTES: Final = 8 << 20
+"""Bytes after which the page cache is asked to let go of a pack that nobody reads soon."""
+
+ON_ITS_WAY_BYTES: Final = 256 << 20
+"""How far back it may not have been on the medium before: more than a slow disk takes while so much arrives."""
 
 
 class PackHost(Protocol):
@@ -79,12 +84,13 @@ class DiskPackWriter(PackFilling):
         self._room_until = self._next_offset + max(expected_bytes, ROOM_STEP_BYTES)
         with storage_errors("starting a pack"):
             self._handle: int | None = files.create(path) if handle is None else handle
-        self._past_cache: PastCache | None = None
+        self._read_soon = read_soon
+        self._let_go_at = self._next_offset + LET_GO_BYTES
         try:
             with storage_errors("reserving a pack"):
                 files.preallocate(self._handle, self._next_offset + expected_bytes)
-                if not read_soon:
-                    self._past_cache = PastCache(files, path, self._handle)
+            if not read_soon:
+                files.let_go(self._handle)
         except BaseException:
             self.abort()
             raise
@@ -120,12 +126,17 @@ class DiskPackWriter(PackFilling):
             self._room_until = self._next_offset + n_bytes + ROOM_STEP_BYTES
 
     def _write(self, chunk: PlacedChunk, data: BytesLike) -> None:
-        handle = self._open_handle()
         with storage_errors("writing a pack"):
-            if self._past_cache is not None:
-                self._past_cache.write(data, chunk.offset)
-            else:
-                self._files.write(handle, data, chunk.offset)
+            self._files.write(self._open_handle(), data, chunk.offset)
+        if not self._read_soon:
+            self._let_go(chunk.offset + chunk.length_bytes)
+
+    def _let_go(self, end: int) -> None:
+        """Of what was written just now, and of what was still on its way before."""
+        if end >= self._let_go_at:
+            start = max(0, end - ON_ITS_WAY_BYTES)
+            self._files.let_go(self._open_handle(), start, end - start)
+            self._let_go_at = end + LET_GO_BYTES
 
     def _read(self, chunk: PlacedChunk) -> bytes:
         with storage_errors("reading a pack"):
@@ -145,16 +156,11 @@ class DiskPackWriter(PackFilling):
         # Before the file is closed: the store asks its writers for their size, under the lock that this takes.
         self._host.forget(self)
         if handle is not None:
-            self._close_file(handle)
+            self._files.close(handle)
             try:
                 self._files.unlink(self._path)
             except OSError as error:
                 _log.warning("a temporary pack stays until the store opens again: %s", error.strerror)
-
-    def _close_file(self, handle: int) -> None:
-        if self._past_cache is not None:
-            self._past_cache.close()
-        self._files.close(handle)
 
     def _finish_file(self, draft: PackDraft) -> None:
         """Everything around the chunks; then all of it to the medium."""
@@ -170,3 +176,5 @@ class DiskPackWriter(PackFilling):
         # Cuts what was reserved too much, and what another process may have left behind its last chunk.
         self._files.truncate(handle, self._next_offset + len(footer))
         self._files.sync(handle)
+        if not self._read_soon:
+            self._files.let_go(handle)

@@ -24,9 +24,9 @@ def opened(directory: Path, files: FaultyFiles | None = None) -> DiskStore:
     return DiskStore.open(directory, quota_bytes=1 << 30, min_free_bytes=0, files=files)
 
 
-def fetch(store: DiskStore, *, read_soon: bool = True) -> None:
+def fetch(store: DiskStore) -> None:
     """As a fetch does it that was interrupted half-way before: go on, write what is missing, publish."""
-    writer = store.resume_pack(FETCHED.hash, FETCHED.entries, expected_bytes=FETCHED.size_bytes, read_soon=read_soon)
+    writer = store.resume_pack(FETCHED.hash, FETCHED.entries, expected_bytes=FETCHED.size_bytes)
     try:
         fill(writer, FETCHED, sorted(set(range(len(FETCHED.chunks))) - writer.held))
         writer.publish(FETCHED.envelope, keys=FETCHED.keys, pinned=False)
@@ -44,26 +44,25 @@ def prepared(directory: Path) -> None:
     store.close()
 
 
-def steps(directory: Path, *, read_soon: bool) -> dict[str, int]:
+def steps(directory: Path) -> dict[str, int]:
     """How often a fetch that is gone on with does each operation, after the store was opened."""
     prepared(directory)
     files = FaultyFiles()
     store = opened(directory, files)
     before = dict(files.seen)
-    fetch(store, read_soon=read_soon)
+    fetch(store)
     check_whole(store, FETCHED)
     store.close()
     return {operation: files.seen.get(operation, 0) - before.get(operation, 0) for operation in OPERATIONS}
 
 
-@pytest.mark.parametrize("read_soon", [True, False], ids=["cached", "past the cache"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["disk full", "disk error"])
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fetch_that_the_disk_fails_anywhere_publishes_nothing_and_can_be_gone_on_with(
-    tmp_path: Path, operation: str, forever: bool, code: int, read_soon: bool
+    tmp_path: Path, operation: str, forever: bool, code: int
 ) -> None:
-    count = steps(tmp_path / "counting", read_soon=read_soon)[operation]
+    count = steps(tmp_path / "counting")[operation]
     assert count > 0
     for number in range(1, count + 1):
         directory = tmp_path / f"store{number}"
@@ -76,7 +75,7 @@ def test_a_fetch_that_the_disk_fails_anywhere_publishes_nothing_and_can_be_gone_
         files._operation, files._number = operation, files.seen.get(operation, 0) + number
         files._code, files._forever = code, forever
         with pytest.raises(StoreFullError if code == errno.ENOSPC else StoreError):
-            fetch(store, read_soon=read_soon)
+            fetch(store)
         assert [record.hash for record in store.artifacts()] == [HELD.hash]
         check_whole(store, HELD)
         if not forever:
