@@ -28,12 +28,15 @@ from kvnet.format.hashes import BytesLike, ChunkHash, blake3_hash
 from kvnet.protocol.fetch_instructions import ChunkVerified, Completed, DropPeer, Failed, Instruction, RequestChunks
 from kvnet.protocol.fetch_late import AskTwice, LateChunks, LetGo
 from kvnet.protocol.fetch_limits import ChunkOrder, FetchLimits
-from kvnet.protocol.fetch_peer import MISCONDUCT, DropReason, FetchPeer
+from kvnet.protocol.fetch_peer import FOUND_SLOW, MISCONDUCT, DropReason, FetchPeer
 from kvnet.protocol.fetch_pending import PendingChunks
 from kvnet.protocol.fetch_roster import Roster
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.chunks import MAX_CHUNKS_PER_REQUEST
 from kvnet.protocol.messages.refusals import RefusalReason
+
+GROWTH = 4
+"""How many times what it has delivered a peer may be asked for."""
 
 __all__ = [
     "MISCONDUCT",
@@ -132,7 +135,7 @@ class FetchMachine:
         busy = self._roster.busy()
         deadlines = [self._roster.deadline(active) for active in busy]
         if not self._roster.full:
-            deadlines += [peer.not_before for peer in self._roster.waiting() if self._pending.wanted_of(peer)]
+            deadlines += [peer.not_before for peer in self._roster.waiting() if self._has_work(peer)]
         if any(not active.outstanding for active in self._active.values()):
             # Somebody has nothing to do: as soon as something is late elsewhere, it is taken over.
             look_s = self._late.next_look_s(busy)
@@ -311,13 +314,17 @@ class FetchMachine:
         for peer in list(self._roster.peers.values()):
             if self._roster.full:
                 break
-            if self._roster.may_start(peer) and peer.not_before <= now and self._pending.wanted_of(peer):
+            if self._roster.may_start(peer) and peer.not_before <= now and self._has_work(peer):
                 self._roster.begin(peer, now)
                 instructions += self._top_up(peer, now)
         if self._roster.hopeless(now):
             self._ended = True
             instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
         return instructions
+
+    def _has_work(self, peer: FetchPeer) -> bool:
+        """Whether a peer that may start has work: what nobody is asked for, or what may get late elsewhere."""
+        return peer.last_reason not in FOUND_SLOW or self._pending.wanted_of(peer)
 
     # --- chunks: asked for, given back ---
 
@@ -342,10 +349,14 @@ class FetchMachine:
         return self._take_over(active, now)
 
     def _window_bytes(self, active: FetchPeer, now: float) -> int:
-        """How many bytes may be asked for and on their way; 0 before the peer has delivered anything."""
+        """How many bytes may be asked for and on their way; 0 before the peer has delivered anything.
+
+        No more than `GROWTH` times what it has delivered: the first chunks may come at once and say nothing of the
+        rate, and what is asked of one is there for no other who turns up.
+        """
         if active.total_bytes == 0:
             return 0
-        most = active.max_window_bytes or self._limits.max_window_bytes
+        most = min(active.max_window_bytes or self._limits.max_window_bytes, GROWTH * active.total_bytes)
         return int(min(most, active.rate.bytes_s(now) * self._limits.window_s))
 
     def _choose(self, active: FetchPeer, window: int, now: float) -> list[int]:

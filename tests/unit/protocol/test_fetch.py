@@ -52,13 +52,23 @@ def test_channel_that_can_have_more_on_its_way_is_asked_for_more() -> None:
     for window_bytes in (4000, 8000):
         limits = FetchLimits(max_window_bytes=4000)
         machine = FetchMachine(entries_of(chunks), range(20), [peer("a")], limits=limits)
-        machine.start(0.0)
         machine.window_known(peer("a"), window_bytes)
         machine.window_known(peer("nobody"), 1)
-        instructions = machine.chunk_arrived(peer("a"), 0, chunks[0], 0.0)
+        instructions = machine.start(0.0)
+        for index in (0, 1):
+            instructions += machine.chunk_arrived(peer("a"), index, chunks[index], 0.0)
         asked[window_bytes] = sum(len(each.indices) for each in instructions if isinstance(each, RequestChunks))
-    # One of the two that were asked for at first is still on its way.
-    assert asked == {4000: 3, 8000: 7}
+    # More is asked for once half of it has come.
+    assert asked == {4000: 2 + 3, 8000: 2 + 8}
+
+
+def test_what_came_at_once_at_first_does_not_have_everything_asked_of_one_peer() -> None:
+    """As many bytes in no time are no rate, and what one peer is asked for is there for no other who turns up."""
+    chunks = [bytes([index]) * 1000 for index in range(100)]
+    machine = FetchMachine(entries_of(chunks), range(100), [peer("a")], limits=LIMITS)
+    machine.start(0.0)
+    [_, asked] = machine.chunk_arrived(peer("a"), 0, chunks[0], 0.0)
+    assert asked == RequestChunks(peer("a"), (2, 3, 4))
 
 
 def test_no_more_is_asked_for_than_a_stream_can_buffer() -> None:

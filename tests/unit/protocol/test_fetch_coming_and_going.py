@@ -58,6 +58,16 @@ def test_provider_that_turns_up_with_a_part_is_asked_for_that() -> None:
     assert machine.provider_found(B, 0.1, holds={6, 7}) == [RequestChunks(B, (6, 7))]
 
 
+def test_provider_that_turns_up_when_everything_is_asked_for_takes_over_what_is_late() -> None:
+    """The only one there was has become slow, and everything was asked of it before."""
+    machine, chunks = machine_of(6, b"a", limits=FetchLimits(min_rate_bytes_s=1.0, duplicate_share=0.5))
+    machine.start(0.0)
+    machine.chunk_arrived(A, 0, chunks[0], 0.01)
+    assert machine.chunk_arrived(A, 1, chunks[1], 0.02)[-1] == RequestChunks(A, (5,))
+    machine.bytes_arrived(A, 1, 1.0)
+    assert machine.provider_found(B, 1.1) == [RequestChunks(B, (5,))]
+
+
 def test_no_more_providers_are_remembered_than_the_limit() -> None:
     machine, _ = machine_of(8, b"a", limits=FetchLimits(active_peers=2, max_providers=1))
     machine.start(0.0)
