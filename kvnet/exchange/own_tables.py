@@ -8,9 +8,9 @@ import trio
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
+from kvnet.protocol.held import HeldArtifact
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.provider_pages import OwnPages, PageLimits, Telling, held_entry
-from kvnet.protocol.serve import HeldArtifact
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from kvnet.trust.statements import HeldEntry, ProviderRecord, sign_statement

@@ -15,6 +15,7 @@ from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.network.bulk.sending import pieces_of
 from kvnet.network.interface import ByteStream
 from kvnet.protocol.framing import encode_frame
+from kvnet.protocol.held import HeldArtifact, HeldTable
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.base import encode_message
 from kvnet.protocol.messages.bulk import DialBulk, OpenBulk
@@ -22,7 +23,7 @@ from kvnet.protocol.messages.chunks import ChunkHeader, ChunkRefused, GetChunks,
 from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, Reply
 from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import purpose_of
-from kvnet.protocol.serve import HeldArtifact, HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
+from kvnet.protocol.serve import RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.store.interface import ArtifactRecord, Store
 from kvnet.trust.namespace import Namespace
 

@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvnet.errors import IntegrityError, NotInStoreError, StoreError, StoreFullError
@@ -24,26 +23,12 @@ from kvnet.format.hashes import (
     short_text,
 )
 from kvnet.store.basic import BasicStore
-from kvnet.store.eviction import Candidate, choose_victims, is_fresh, surplus_bytes
 from kvnet.store.filling import PackDraft
 from kvnet.store.interface import ArtifactRecord, ChunkLocation, Collected, KeysOf, PackWriter, StoreUsage
+from kvnet.store.memory_holdings import Held, Holdings
 from kvnet.store.memory_writer import MemoryPackWriter
 from kvnet.store.osfile import OsFiles
 from kvnet.store.reading import not_held, prefix_keys, resolve_text
-
-
-@dataclass
-class _Held:
-    """An artifact; ``record`` says what never changes about it."""
-
-    record: ArtifactRecord
-    keys: tuple[PrefixKey, ...]
-    pinned: bool
-    last_used_s: float
-    chunks: frozenset[ChunkHash] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.chunks = frozenset(entry.hash for entry in self.record.entries if not entry.absent)
 
 
 class MemoryStore(BasicStore):
@@ -56,21 +41,16 @@ class MemoryStore(BasicStore):
 
     def __init__(self, *, quota_bytes: int = 1 << 40, now: Callable[[], float] = time.time) -> None:
         super().__init__(OsFiles())
-        self._quota_bytes = quota_bytes
         self._now = now
         self._lock = threading.RLock()
-        self._chunks: dict[ChunkHash, bytes] = {}
-        self._artifacts: dict[ArtifactHash, _Held] = {}
-        self._writers: dict[MemoryPackWriter, set[ChunkHash]] = {}
-        self._evicted: list[ArtifactHash] = []
-        self._partials: dict[ArtifactHash, dict[ChunkHash, bytes]] = {}
+        self._all = Holdings(quota_bytes)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
     def close(self) -> None:
         """See the interface."""
         with self._lock:
-            for writer in list(self._writers):
+            for writer in list(self._all.writers):
                 writer.abort()
             if self._folder is not None:
                 self._folder.cleanup()
@@ -89,19 +69,19 @@ class MemoryStore(BasicStore):
     def artifacts(self) -> list[ArtifactRecord]:
         """See the interface."""
         with self._lock:
-            return [self._record(held) for held in reversed(self._artifacts.values())]
+            return [self._record(held) for held in reversed(self._all.artifacts.values())]
 
     def get(self, artifact: ArtifactHash) -> ArtifactRecord | None:
         """See the interface."""
         with self._lock:
-            held = self._artifacts.get(artifact)
+            held = self._all.artifacts.get(artifact)
             return None if held is None else self._record(held)
 
-    def _record(self, held: _Held) -> ArtifactRecord:
-        present = [e.length_bytes for e in held.record.entries if not e.absent and e.hash in self._chunks]
+    def _record(self, held: Held) -> ArtifactRecord:
+        present = [e.length_bytes for e in held.record.entries if not e.absent and e.hash in self._all.chunks]
         return dataclasses.replace(
             held.record,
-            complete=held.chunks <= self._chunks.keys(),
+            complete=held.chunks <= self._all.chunks.keys(),
             pinned=held.pinned,
             size_bytes=sum(present),
             last_used_s=held.last_used_s,
@@ -110,28 +90,28 @@ class MemoryStore(BasicStore):
     def resolve(self, text: str) -> ArtifactHash:
         """See the interface."""
         with self._lock:
-            return resolve_text(text, self._artifacts)
+            return resolve_text(text, self._all.artifacts)
 
     def has_chunk(self, chunk: ChunkHash) -> bool:
         """See the interface."""
         with self._lock:
-            return chunk in self._chunks
+            return chunk in self._all.chunks
 
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """See the interface."""
         with self._lock:
-            data = self._chunks.get(chunk)
+            data = self._all.chunks.get(chunk)
             if data is None:
                 raise NotInStoreError(f"the chunk {chunk.hex()[:16]} is not held here")
             if blake3_hash(data) != chunk:
-                del self._chunks[chunk]
+                del self._all.chunks[chunk]
                 raise IntegrityError(f"the chunk {chunk.hex()[:16]} does not match its hash any more and was dropped")
             return data
 
     def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
         """See the interface."""
         with self._lock:
-            data = self._chunks.get(chunk)
+            data = self._all.chunks.get(chunk)
             if data is None:
                 return None
             path = self.folder() / f"{chunk.hex()}.chunk"
@@ -149,9 +129,9 @@ class MemoryStore(BasicStore):
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 
-    def _readable(self, held: _Held) -> bool:
+    def _readable(self, held: Held) -> bool:
         chunks = held.record.manifest.plan().token_chunks
-        return all(held.record.entries[index].hash in self._chunks for index in chunks)
+        return all(held.record.entries[index].hash in self._all.chunks for index in chunks)
 
     def find_prefix(
         self, namespace: NamespaceId, keys_deepest_first: Sequence[PrefixKey]
@@ -161,7 +141,7 @@ class MemoryStore(BasicStore):
         with self._lock:
             found = [
                 (artifact, max((n for n, key in enumerate(held.keys, start=1) if key in wanted), default=0))
-                for artifact, held in self._artifacts.items()
+                for artifact, held in self._all.artifacts.items()
                 if held.record.manifest.namespace == namespace and self._readable(held)
             ]
         return sorted(((a, n) for a, n in found if n), key=lambda item: (-item[1], item[0]))
@@ -171,7 +151,7 @@ class MemoryStore(BasicStore):
         with self._lock:
             return [
                 (key, artifact, n_blocks)
-                for artifact, held in self._artifacts.items()
+                for artifact, held in self._all.artifacts.items()
                 if held.record.manifest.namespace == namespace and self._readable(held)
                 for n_blocks, key in enumerate(held.keys, start=1)
             ]
@@ -181,7 +161,7 @@ class MemoryStore(BasicStore):
         with self._lock:
             found = [
                 held
-                for held in reversed(self._artifacts.values())
+                for held in reversed(self._all.artifacts.values())
                 if held.record.manifest.namespace == namespace
                 and held.record.manifest.fingerprint.hash == fingerprint
                 and self._readable(held)
@@ -191,13 +171,13 @@ class MemoryStore(BasicStore):
     def count(self, namespace: NamespaceId) -> int:
         """See the interface."""
         with self._lock:
-            return sum(held.record.manifest.namespace == namespace for held in self._artifacts.values())
+            return sum(held.record.manifest.namespace == namespace for held in self._all.artifacts.values())
 
     def index_prefixes(self, keys_of: KeysOf) -> int:
         """See the interface."""
         done = 0
         with self._lock:
-            for held in self._artifacts.values():
+            for held in self._all.artifacts.values():
                 if held.keys or not self._readable(held):
                     continue
                 held.keys = prefix_keys(self, held.record, keys_of)
@@ -213,13 +193,13 @@ class MemoryStore(BasicStore):
                 raise StoreError("expected an open store, found one that was closed")
             self.make_room(expected_bytes)
             writer = MemoryPackWriter(self, n_chunks)
-            self._writers[writer] = set()
+            self._all.writers[writer] = set()
             return writer
 
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""
         with self._lock:
-            return artifact in self._partials
+            return artifact in self._all.partials
 
     def resume_pack(
         self,
@@ -231,13 +211,13 @@ class MemoryStore(BasicStore):
     ) -> PackWriter:
         """See the interface."""
         with self._lock:
-            if any(writer.artifact == artifact for writer in self._writers):
+            if any(writer.artifact == artifact for writer in self._all.writers):
                 return self.begin_pack(len(entries), expected_bytes=expected_bytes)
             if self._closed:
                 raise StoreError("expected an open store, found one that was closed")
             writer = MemoryPackWriter(self, len(entries))
-            writer.go_on(artifact, entries, self._partials.pop(artifact, {}))
-            self._writers[writer] = set()
+            writer.go_on(artifact, entries, self._all.partials.pop(artifact, {}))
+            self._all.writers[writer] = set()
             try:
                 self.make_room(max(0, expected_bytes - writer.size_bytes))
             except StoreFullError:
@@ -248,42 +228,44 @@ class MemoryStore(BasicStore):
     def suspend(self, artifact: ArtifactHash, chunks: dict[ChunkHash, bytes]) -> None:
         """Keep what an interrupted fetch of an artifact brought."""
         with self._lock:
-            self._partials[artifact] = chunks
+            self._all.partials[artifact] = chunks
 
     def lease(self, writer: MemoryPackWriter, chunk: ChunkHash) -> bool:
         """Keep a chunk from being collected until the writer has ended; whether it is held."""
         with self._lock:
-            if chunk not in self._chunks:
+            if chunk not in self._all.chunks:
                 return False
-            self._writers[writer].add(chunk)
+            self._all.writers[writer].add(chunk)
             return True
 
     def forget(self, writer: MemoryPackWriter) -> None:
         """The writer has ended: end its leases."""
         with self._lock:
-            self._writers.pop(writer, None)
+            self._all.writers.pop(writer, None)
 
     def take(self, draft: PackDraft, chunks: dict[ChunkHash, bytes]) -> ArtifactRecord:
         """List an artifact, all of it or nothing."""
         artifact = draft.signed.artifact_hash
         with self._lock:
-            missing = [e for e in draft.entries if not e.absent and e.hash not in chunks.keys() | self._chunks.keys()]
+            missing = [
+                e for e in draft.entries if not e.absent and e.hash not in chunks.keys() | self._all.chunks.keys()
+            ]
             if missing and not draft.allow_partial:
                 raise NotInStoreError(
                     f"{len(missing)} of {len(draft.entries)} chunks of {short_text(artifact)} are not held here"
                 )
             self.make_room(sum(map(len, chunks.values())))
-            self._chunks |= chunks
-            held = self._artifacts.get(artifact)
+            self._all.chunks |= chunks
+            held = self._all.artifacts.get(artifact)
             if held is None:
-                held = self._artifacts[artifact] = self._listed(draft)
+                held = self._all.artifacts[artifact] = self._listed(draft)
             else:
                 held.keys = held.keys or draft.keys
                 held.pinned |= draft.pinned
                 held.last_used_s = self._now()
             return self._record(held)
 
-    def _listed(self, draft: PackDraft) -> _Held:
+    def _listed(self, draft: PackDraft) -> Held:
         now_s = self._now()
         record = ArtifactRecord(
             hash=draft.signed.artifact_hash,
@@ -297,7 +279,7 @@ class MemoryStore(BasicStore):
             created_s=now_s,
             last_used_s=now_s,
         )
-        return _Held(record, draft.keys, draft.pinned, now_s)
+        return Held(record, draft.keys, draft.pinned, now_s)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -308,58 +290,20 @@ class MemoryStore(BasicStore):
             StoreFullError: they cannot.
         """
         with self._lock:
-            lack = self._held_bytes() + need_bytes - self._quota_bytes
-            # What interrupted fetches left goes before anything that is of use, and for nothing that cannot fit.
-            if lack <= 0:
-                return []
-            partial_bytes = self._partial_bytes()
-            victims = self._choose(lack - partial_bytes) if lack > partial_bytes else []
-            if victims is None:
-                raise StoreFullError(
-                    f"expected room for {need_bytes:,} more bytes; the store holds {self._held_bytes():,} of its "
-                    f"quota of {self._quota_bytes:,} bytes",
-                    hint="Remove or unpin something.",
-                )
-            while lack > 0 and self._partials:
-                lack -= sum(map(len, self._partials.pop(next(iter(self._partials))).values()))
-            self._evict(victims)
+            victims = self._all.make_room(need_bytes)
+            if victims:
+                self._sweep()
             return victims
 
     def _evict(self, victims: Sequence[ArtifactHash]) -> None:
-        for artifact in victims:
-            del self._artifacts[artifact]
-        self._evicted += victims
+        self._all.evict(victims)
         self._sweep()
-
-    def _choose(self, lack_bytes: int) -> list[ArtifactHash] | None:
-        """Artifacts to evict; none when nothing lacks, ``None`` when all together are too few."""
-        numbers = {chunk: number for number, chunk in enumerate(self._chunks)}
-        leased = {chunk for chunks in self._writers.values() for chunk in chunks}
-        users: dict[int, set[ArtifactHash]] = {n: set() for c, n in numbers.items() if c not in leased}
-        for artifact, held in self._artifacts.items():
-            for chunk in held.chunks & numbers.keys() - leased:
-                users[numbers[chunk]].add(artifact)
-        return choose_victims(
-            [Candidate(a, held.last_used_s) for a, held in self._artifacts.items() if not held.pinned],
-            {number: frozenset(artifacts) for number, artifacts in users.items()},
-            {number: len(self._chunks[chunk]) for chunk, number in numbers.items()},
-            lack_bytes,
-        )
-
-    def _partial_bytes(self) -> int:
-        return sum(len(data) for chunks in self._partials.values() for data in chunks.values())
-
-    def _held_bytes(self) -> int:
-        open_bytes = sum(writer.size_bytes for writer in self._writers)
-        return open_bytes + self._partial_bytes() + sum(map(len, self._chunks.values()))
 
     def _sweep(self) -> int:
         """Drop chunks that nobody uses."""
-        used = {chunk for held in self._artifacts.values() for chunk in held.chunks}
-        used |= {chunk for chunks in self._writers.values() for chunk in chunks}
         freed = 0
-        for chunk in self._chunks.keys() - used:
-            freed += len(self._chunks.pop(chunk))
+        for chunk in self._all.unused():
+            freed += len(self._all.chunks.pop(chunk))
             if self._folder is not None:
                 (Path(self._folder.name) / f"{chunk.hex()}.chunk").unlink(missing_ok=True)
         return freed
@@ -367,8 +311,8 @@ class MemoryStore(BasicStore):
     def touch(self, artifact: ArtifactHash) -> None:
         """See the interface."""
         with self._lock:
-            if artifact in self._artifacts:
-                self._artifacts[artifact].last_used_s = self._now()
+            if artifact in self._all.artifacts:
+                self._all.artifacts[artifact].last_used_s = self._now()
 
     def pin(self, artifact: ArtifactHash) -> None:
         """See the interface."""
@@ -384,7 +328,7 @@ class MemoryStore(BasicStore):
         """See the interface."""
         with self._lock:
             self._require(artifact)
-            del self._artifacts[artifact]
+            del self._all.artifacts[artifact]
             return self._sweep()
 
     def compact(self) -> int:
@@ -394,51 +338,45 @@ class MemoryStore(BasicStore):
     def collect_garbage(self, *, everything: bool = False) -> Collected:
         """See the interface."""
         with self._lock:
-            before = self._held_bytes()
-            removed = [a for a, held in self._artifacts.items() if everything and not held.pinned]
+            before = self._all.held_bytes()
+            removed = [a for a, held in self._all.artifacts.items() if everything and not held.pinned]
             if everything:
-                self._partials.clear()
+                self._all.partials.clear()
             self._evict(removed)
             removed += self.make_room(0)
-            return Collected(tuple(removed), before - self._held_bytes())
+            return Collected(tuple(removed), before - self._all.held_bytes())
 
     def tidy(self, *, unused_s: float) -> Collected:
         """See the interface."""
         with self._lock:
-            before, now_s = self._held_bytes(), self._now()
-            removed = [
-                artifact
-                for artifact, held in self._artifacts.items()
-                if not held.pinned and now_s - held.last_used_s > unused_s
-            ]
+            before, now_s = self._all.held_bytes(), self._now()
+            removed = self._all.expired(now_s - unused_s)
             self._evict(removed)
-            surplus = surplus_bytes(self._held_bytes(), self._quota_bytes)
-            victims = (self._choose(surplus) or []) if surplus else []
-            victims = [one for one in victims if not is_fresh(self._artifacts[one].last_used_s, now_s)]
+            victims = self._all.surplus(now_s)
             self._evict(victims)
-            return Collected(tuple(removed + victims), before - self._held_bytes())
+            return Collected(tuple(removed + victims), before - self._all.held_bytes())
 
     def take_evicted(self) -> list[ArtifactHash]:
         """See the interface."""
         with self._lock:
-            evicted, self._evicted = self._evicted, []
+            evicted, self._all.evicted = self._all.evicted, []
             return evicted
 
     def usage(self) -> StoreUsage:
         """See the interface."""
         with self._lock:
             return StoreUsage(
-                artifacts=len(self._artifacts),
-                pinned=sum(held.pinned for held in self._artifacts.values()),
-                chunks=len(self._chunks),
-                held_bytes=self._held_bytes(),
-                quota_bytes=self._quota_bytes,
-                free_bytes=max(0, self._quota_bytes - self._held_bytes()),
+                artifacts=len(self._all.artifacts),
+                pinned=sum(held.pinned for held in self._all.artifacts.values()),
+                chunks=len(self._all.chunks),
+                held_bytes=self._all.held_bytes(),
+                quota_bytes=self._all.quota_bytes,
+                free_bytes=max(0, self._all.quota_bytes - self._all.held_bytes()),
                 min_free_bytes=0,
             )
 
-    def _require(self, artifact: ArtifactHash) -> _Held:
-        held = self._artifacts.get(artifact)
+    def _require(self, artifact: ArtifactHash) -> Held:
+        held = self._all.artifacts.get(artifact)
         if held is None:
             raise not_held(artifact)
         return held

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvnet.protocol.held import HeldTable
 from kvnet.protocol.messages.artifacts import (
     ChunkListReply,
     GetChunkList,
@@ -21,7 +22,7 @@ from kvnet.protocol.messages.chunks import GetChunks
 from kvnet.protocol.messages.liveness import Ping, Pong
 from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import Purpose
-from kvnet.protocol.serve import HeldTable, RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
+from kvnet.protocol.serve import RefuseChunks, SendChunks, SendReply, ServeLimits, ServeMachine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
 from tests.unit.protocol.swarm import peer
