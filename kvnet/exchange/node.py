@@ -1,6 +1,5 @@
 """A node on the network: what it answers, serves and announces, and the use cases that need peers."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,12 @@ import trio
 
 from kvnet.errors import KvnetError
 from kvnet.exchange.announcer import AnnounceKeeper, Announcer
+from kvnet.exchange.answering import Answerers
 from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.fetcher import ArtifactFetcher, Fetched
 from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.identity import Identity
+from kvnet.exchange.known_peers import KnownPeer, connected_peers, providers_in_dht
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.offering import Offering
 from kvnet.exchange.peer_sessions import Greeting, PeerSessions, RandomBytes, SessionUses
@@ -24,23 +25,20 @@ from kvnet.exchange.tables import Tables
 from kvnet.exchange.transport import ChunkTransport, StreamTransport
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.network.bulk.endpoint import BulkEndpoint
-from kvnet.network.interface import Network, PeerInfo, ProviderHint, StreamKind
+from kvnet.network.interface import Network, ProviderHint, StreamKind
 from kvnet.protocol.announce import AnnounceLimits, AnnounceStatus
 from kvnet.protocol.clock import clock_word
 from kvnet.protocol.fetch import FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.artifacts import GetManifest, ManifestReply
-from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, MemberRequest, Reply, Request
+from kvnet.protocol.messages.control import ArtifactRequest, BulkRequest, Reply, Request
 from kvnet.protocol.messages.handshake import Capability
-from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.pace import Purpose
 from kvnet.protocol.serve import ServeLimits
 from kvnet.store.interface import ArtifactRecord, Store
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +64,6 @@ class NodeOptions:
     serve: ServeLimits | None = None
     fetch: FetchLimits | None = None
     download_bytes_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPeer:
-    """A connected peer.
-
-    Attributes:
-        info: who and where.
-        member: it has proved to share a namespace with this node.
-        agent: its program and version.
-        chunks: how chunks come from it, in words; "" when none have been fetched.
-    """
-
-    info: PeerInfo
-    member: bool
-    agent: str
-    chunks: str = ""
 
 
 class ExchangeNode:
@@ -116,8 +97,7 @@ class ExchangeNode:
         self._store = store
         self._lane = lane
         self._identity = identity
-        self._answerers: dict[type[Request], Answer] = {}
-        self._former_answerer: Answer = _refuse_former
+        self._answerers = Answerers(self._answer_artifacts)
         self._offered: list[Capability] = []
         self._watchers: list[Callable[[ArtifactRecord], None]] = []
         self._askable: Callable[[PeerId], bool] = lambda _: True
@@ -125,7 +105,7 @@ class ExchangeNode:
         self._sessions = PeerSessions(
             network,
             identity,
-            SessionUses(self._answer, self._answered, self._session_ended, self._peer_left),
+            SessionUses(self._answerers.answer, self._answered, self._session_ended, self._peer_left),
             random=random,
             agent=self._options.agent,
             capabilities=self._capabilities,
@@ -167,11 +147,11 @@ class ExchangeNode:
 
     def answer_with(self, kind: type[Request], answerer: Answer) -> None:
         """Say who answers requests of this kind; those for artifacts and bulk connections are answered already."""
-        self._answerers[kind] = answerer
+        self._answerers.add(kind, answerer)
 
     def answer_former_with(self, answerer: Answer) -> None:
         """Say who answers those that name a lookup secret that was replaced; nobody else ever sees their requests."""
-        self._former_answerer = answerer
+        self._answerers.add_former(answerer)
 
     def greet_with(self, greeting: Greeting) -> None:
         """Say what else is done with every session that opens; it ends with the session."""
@@ -222,20 +202,12 @@ class ExchangeNode:
         """Whether chunks are on their way to a peer."""
         return self._server.uploading
 
-    def _answer(self, session: PeerSession, request: Request) -> Reply | None:
-        if isinstance(request, ArtifactRequest | BulkRequest):
-            reply = self._server.answer(session, request)
-            if isinstance(request, GetManifest) and isinstance(reply, ManifestReply):
-                self._announcer.used([bytes(request.artifact)])
-            return reply
-        if isinstance(request, MemberRequest):
-            proved = session.opened.namespaces.get(request.slot)
-            if proved is not None and proved.former:
-                return self._former_answerer(session, request)
-        answerer = self._answerers.get(type(request))
-        if answerer is None:
-            return Refused(request_id=request.request_id, reason=RefusalReason.NOT_SERVING)
-        return answerer(session, request)
+    def _answer_artifacts(self, session: PeerSession, request: Request) -> Reply | None:
+        assert isinstance(request, ArtifactRequest | BulkRequest)  # noqa: S101 - the answerers hand out by kind
+        reply = self._server.answer(session, request)
+        if isinstance(request, GetManifest) and isinstance(reply, ManifestReply):
+            self._announcer.used([bytes(request.artifact)])
+        return reply
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -288,16 +260,7 @@ class ExchangeNode:
 
     async def providers_of(self, artifact: ArtifactHash, *, timeout_s: float) -> list[ProviderHint]:
         """Whoever the DHT names for an artifact, in any of this node's namespaces; hints, each peer once."""
-        found: dict[PeerId, ProviderHint] = {}
-
-        async def find(key: bytes) -> None:
-            for hint in await self._network.find_providers(key, timeout_s=timeout_s):
-                found.setdefault(hint.peer, hint)
-
-        async with trio.open_nursery() as nursery:
-            for namespace in self._identity.namespaces():
-                nursery.start_soon(find, bytes(namespace.keyed_artifact(artifact)))
-        return list(found.values())
+        return await providers_in_dht(self._network, self._identity.namespaces(), artifact, timeout_s=timeout_s)
 
     @property
     def peer_id(self) -> PeerId:
@@ -306,12 +269,7 @@ class ExchangeNode:
 
     def peers(self) -> list[KnownPeer]:
         """The connected peers."""
-        return [self._known(info) for info in self._network.connected()]
-
-    def _known(self, info: PeerInfo) -> KnownPeer:
-        session = self._sessions.with_peer(info.peer)
-        chunks = self._bulk.way_of(info.peer) if self._bulk else ""
-        return KnownPeer(info, bool(session and session.slots), session.opened.agent if session else "", chunks)
+        return connected_peers(self._network, self._sessions, self._bulk)
 
     def sessions(self) -> Sequence[PeerSession]:
         """The open sessions in which some namespace is proved."""
@@ -433,7 +391,3 @@ class ExchangeNode:
     def removed(self, artifact: ArtifactHash) -> None:
         """Serve and announce an artifact no longer; keys that others share go on being announced."""
         self._offering.drop(artifact)
-
-
-def _refuse_former(_session: PeerSession, request: Request) -> Reply:
-    return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)

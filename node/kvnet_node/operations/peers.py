@@ -3,8 +3,9 @@
 import trio
 
 from kvnet.engine.model_folder import ModelEntry
+from kvnet.exchange.known_peers import KnownPeer
 from kvnet.exchange.models import ModelExchange, PeerModel
-from kvnet.exchange.node import ExchangeNode, KnownPeer
+from kvnet.exchange.node import ExchangeNode
 from kvnet.protocol.ids import peer_text
 from kvnet.protocol.matching import Relation
 from kvnet_node.calling import peer_names
