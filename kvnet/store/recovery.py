@@ -81,7 +81,7 @@ def reconcile(files: OsFiles, paths: StorePaths, index: Index, *, verify_chunks:
         with index.transaction():
             index.refresh_all()
     for problem in problems:
-        _log.warning("store: %s: %s", problem.path.name, problem.reason)
+        _log.warning("store: %s: %s", problem.name, problem.reason)
     return tuple(problems)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash, ChunkHash
 from kvnet.format.manifest import Manifest
+from kvnet.protocol.escaping import escape_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ class Problem:
 
     path: Path
     reason: str
+
+    @property
+    def name(self) -> str:
+        """Its file name, safe to show and to write: what is no text in it, and no letter, is escaped."""
+        return escape_text(self.path.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,5 +68,5 @@ async def rebuild(ctx: OperationContext, request: r.RebuildRequest) -> r.Rebuild
         artifacts=rebuilt.artifacts,
         chunks=rebuilt.chunks,
         seconds=time.monotonic() - started_s,
-        refused=[f"{problem.path.name}: {problem.reason}" for problem in rebuilt.problems],
+        refused=[f"{problem.name}: {problem.reason}" for problem in rebuilt.problems],
     )

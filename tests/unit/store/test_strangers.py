@@ -57,6 +57,7 @@ def test_strangers_in_a_folder_of_the_store_keep_nobody_from_using_it(tmp_path: 
     writer.abort()
     store.tidy(unused_s=3600.0)
     assert store.rebuild(keys_of).artifacts == 1
+    assert all(problem.name.encode().isascii() for problem in store.problems)
     store.close()
     store = opened(tmp_path)
     check_whole(store, HELD)
