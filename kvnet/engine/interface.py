@@ -277,7 +277,7 @@ class Completed:
         held_tokens: how many tokens of prompt + answer, from the start, a live cache holds now; 0 when not kept.
         ttft_s: seconds from the request to the first token, inside the engine.
         prefilled_tokens: prompt tokens computed.
-        prefill_s: seconds of prefill, without the last token.
+        prefill_s: seconds of prefill, the last token included.
         decode_s: seconds from the first token to the last.
     """
 
@@ -371,7 +371,7 @@ class Generated:
         restored_tokens: prompt tokens whose K/V was restored.
         prefilled_tokens: prompt tokens computed, the last one included.
         restore_s: seconds of reading, checking and building restored state.
-        prefill_s: seconds of prefill, without the last token.
+        prefill_s: seconds of prefill, the last token included.
     """
 
     text: str

@@ -157,6 +157,7 @@ class Bench:
                 request=running.request,
                 caches=ready.caches,
                 tokens=ready.tokens,
+                logits=ready.logits,
                 max_tokens=max_tokens,
                 restored_tokens=ready.reused.live_tokens + ready.reused.restored_tokens,
                 restore_s=ready.reused.restore_s,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvnet.engine.interface import LogitsRequest
+from kvnet.engine.mlx.prefill import TAIL_TOKENS
 from kvnet.engine.selftest import max_difference, run_selftest
 from kvnet.format.codecs import Codec
 from kvnet.format.manifest import decode_manifest
@@ -74,6 +75,22 @@ async def test_position_after_restore_is_the_token_count_in_every_layer(
         for suffix in (1, 20):
             prompt = tokens[: 100 + suffix]
             assert (await generate(engine, prompt, plan)).tokens == (await generate(engine, prompt)).tokens
+
+
+async def test_tails_short_and_long_continue_like_the_run_that_stopped_there(
+    opener: Opener, tiny_llama: Path, tmp_path: Path
+) -> None:
+    tokens = made_up_tokens(301 + 2 * TAIL_TOKENS)
+    async with opener(tiny_llama) as engine:
+        plan = await export(engine, tokens[:300], tmp_path / "pack")
+        # The last token alone; with the rest in one step; and again alone, after a step that is too long to take it in.
+        for n_tail in (1, 2, TAIL_TOKENS, TAIL_TOKENS + 1, 2 * TAIL_TOKENS):
+            prompt = tokens[: 300 + n_tail]
+            restored = await engine.logits(LogitsRequest(prompt, plan))
+            assert restored.values == (await engine.logits(LogitsRequest(prompt, stops=(300,)))).values
+            assert restored.positions == (len(prompt) - 1,) * 2
+            [likeliest] = [int(np.argmax(np.frombuffer(restored.values, "<f4")))]
+            assert (await generate(engine, prompt, plan)).tokens[0] == likeliest
 
 
 async def test_prompts_around_the_artifact_give_the_cold_text(opener: Opener, tiny_llama: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kvnet.engine.mlx.budget import Budget
-from kvnet.engine.mlx.prefill import step_ends
+from kvnet.engine.mlx.prefill import TAIL_TOKENS, prompt_step_ends, step_ends
 from kvnet.engine.mlx.state_cost import StateCost
 from kvnet.errors import CrowdedError, OverBudgetError
 
@@ -28,6 +28,28 @@ def test_steps_end_at_absolute_multiples_and_at_stops(
     start: int, end: int, stops: tuple[int, ...], expected: list[int]
 ) -> None:
     assert step_ends(start, end, 512, stops) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "n_tokens", "stops", "expected"),
+    [
+        (0, 1, (), []),
+        (0, TAIL_TOKENS, (), []),
+        (0, TAIL_TOKENS + 1, (), [TAIL_TOKENS]),
+        (1033, 1062, (), []),
+        (1061, 1062, (), []),
+        (0, 1062, (), [512, 1024]),
+        (0, 1024 + TAIL_TOKENS + 1, (), [512, 1024, 1024 + TAIL_TOKENS]),
+        (0, 1062, (1033,), [512, 1024, 1033]),
+        # Where state is kept a step has to end.
+        (1033, 1062, (1061,), [1061]),
+        (1033, 1062, (1062,), []),
+    ],
+)
+def test_a_short_last_step_takes_the_last_token_of_the_prompt_along(
+    start: int, n_tokens: int, stops: tuple[int, ...], expected: list[int]
+) -> None:
+    assert prompt_step_ends(start, n_tokens, 512, stops) == expected
 
 
 def budget(limit_bytes: int = 10_000) -> Budget:

@@ -1,6 +1,6 @@
 """The decode thread: every running generation takes its next token in the same batch.
 
-It gets evaluated caches with exactly one token left to feed and owns them from then on. The batch is
+It gets evaluated caches of a whole prompt with the logits after it, and owns them from then on. The batch is
 mlx-lm's ``GenerationBatch``: what its ``BatchGenerator`` drives once prompts are done. Here the prefill lane does them.
 
 Whoever is told of tokens takes them without blocking: one slow reader never holds up the others.
@@ -76,8 +76,9 @@ class Generation:
 
     Attributes:
         request: who asked; errors go to it.
-        caches: evaluated caches holding all of the prompt but its last token.
+        caches: evaluated caches holding the whole prompt.
         tokens: the whole prompt.
+        logits: after its last token, (1, 1, vocabulary), evaluated; ``None`` once the first token is chosen.
         max_tokens: how many tokens to make at most; at least 1.
         restored_tokens: prompt tokens restored or continued from a live cache; the rest was prefilled.
         restore_s: seconds spent restoring.
@@ -98,6 +99,7 @@ class Generation:
     request: Request
     caches: list[Any]
     tokens: list[int]
+    logits: mx.array | None
     max_tokens: int
     restored_tokens: int
     restore_s: float
@@ -221,7 +223,7 @@ class DecodeThread:
                 self._batch.extend(batch)
 
     def _join(self, generation: Generation) -> Any:
-        """Feeds the last prompt token and tells the first new one at once; a batch to go on with, or ``None``.
+        """Chooses the first new token and tells it at once; a batch to go on with, or ``None``.
 
         The batch itself would tell the first token only after the second forward pass was under way.
         """
@@ -241,8 +243,9 @@ class DecodeThread:
 
     def _batch_of(self, generation: Generation) -> Any:
         sampler = generation.sampler or _greedy
+        # The batch begins with a forward pass over the last token; here it has been made.
         batch = GenerationBatch(
-            self._model,
+            _Fed(_set(generation.logits)),
             [0],
             mx.array([generation.tokens[-1]]),
             as_batch(generation.caches),
@@ -253,7 +256,8 @@ class DecodeThread:
             [generation.stop or self._stop],
             [generation.max_tokens],
         )
-        generation.caches = []
+        batch.model = self._model
+        generation.caches, generation.logits = [], None
         generation.detokenizer = self._tokenizer.detokenizer
         generation.stop_text = StopText(generation.stop_texts)
         return batch
@@ -344,7 +348,7 @@ class DecodeThread:
     def _drop_cancelled(self) -> None:
         for generation in [waiting for waiting in self._waiting if waiting.request.cancelled]:
             self._waiting.remove(generation)
-            self._drop(generation, generation.caches, generation.tokens[:-1])
+            self._drop(generation, generation.caches, generation.tokens)
         gone = {uid: generation for uid, generation in self._running.items() if generation.request.cancelled}
         for uid, generation in gone.items():
             self._drop(generation, *(self._extract(uid) if generation.finished else ([], [])))
@@ -379,6 +383,17 @@ class DecodeThread:
 
     def _empty_batch(self) -> Any:
         return GenerationBatch.empty(self._model, _greedy)
+
+
+class _Fed:
+    """Stands for the model where what it would compute is known: logits after tokens that the caches hold already."""
+
+    def __init__(self, logits: mx.array) -> None:
+        self._logits = logits
+
+    def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
+        del inputs, cache
+        return self._logits
 
 
 T = TypeVar("T")

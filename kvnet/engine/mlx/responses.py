@@ -178,6 +178,7 @@ class Responses:
             request=self._request,
             caches=prefilled.caches,
             tokens=prefilled.tokens,
+            logits=prefilled.logits,
             max_tokens=arguments.max_tokens,
             restored_tokens=prefilled.reused.live_tokens + prefilled.reused.restored_tokens,
             restore_s=prefilled.reused.restore_s,

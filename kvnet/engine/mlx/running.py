@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from kvnet.engine.interface import (
@@ -22,7 +23,7 @@ from kvnet.engine.mlx.decoding import DecodeThread, Generation
 from kvnet.engine.mlx.exporting import TileWriter, sampled_rows
 from kvnet.engine.mlx.live import Shelf, cuttable
 from kvnet.engine.mlx.loader import LoadedModel
-from kvnet.engine.mlx.prefill import last_logits, prefill, step_ends
+from kvnet.engine.mlx.prefill import last_logits, prefill, prompt_step_ends, step_ends
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.states import State, States, Wish
 from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, SampleEvent, WireOrigin
@@ -48,8 +49,9 @@ class Prefilled:
     """A prompt ready for the decode thread.
 
     Attributes:
-        caches: evaluated, holding all of the prompt but its last token; given up to the generation.
+        caches: evaluated, holding the whole prompt; given up to the generation.
         tokens: the whole prompt.
+        logits: after its last token, (1, 1, vocabulary), evaluated.
         reused: what it started from.
         prefill_s: seconds of prefill.
         release: gives the memory back; called once at the end, in any case.
@@ -58,6 +60,7 @@ class Prefilled:
 
     caches: list[Any]
     tokens: list[int]
+    logits: mx.array
     reused: Reused
     prefill_s: float
     release: Callable[[], None]
@@ -102,7 +105,7 @@ class Runner:
         started: Callable[[Reused], None],
         generation: Callable[[Prefilled], Generation],
     ) -> None:
-        """Prefills all but the last token, from the longest of live cache and restore plan, and hands over.
+        """Prefills the prompt, from the longest of live cache and restore plan, and hands over.
 
         Args:
             request: who asked.
@@ -117,18 +120,23 @@ class Runner:
             CompatibilityError, IntegrityError, EngineError: as ``restore``; all of them before ``started``.
         """
         tokens = self._checked(asked.prompt.tokens, max_tokens)
-        end = len(tokens) - 1
-        wish = Wish(tokens, asked.restore, end, max_tokens, asked.use_live, asked.keep_live)
+        wish = Wish(tokens, asked.restore, len(tokens) - 1, max_tokens, asked.use_live, asked.keep_live)
         state = self._states.begin(request, wish)
         try:
             reused = Reused(state.live_tokens, state.restored_tokens, state.restore_s)
             started(reused)
             ends_at = () if cuttable(state.caches) else _points(asked.prompt)
-            self._prefill(request, state, tokens, end=end, total=len(tokens), stops=ends_at)
+            logits = self._prefill(request, state, tokens, stops=ends_at)
             if asked.keep_live:
                 self._states.keep_system(state, tokens, _system_tokens(asked.prompt.boundaries))
             prefilled = Prefilled(
-                state.caches, tokens, reused, state.prefill_s, state.release, self._keeper(state, keep=asked.keep_live)
+                caches=state.caches,
+                tokens=tokens,
+                logits=logits,
+                reused=reused,
+                prefill_s=state.prefill_s,
+                release=state.release,
+                finished=self._keeper(state, keep=asked.keep_live),
             )
             ready = generation(prefilled)
         except BaseException as error:
@@ -144,11 +152,11 @@ class Runner:
         return finished
 
     def generate(self, request: Request, asked: GenerateRequest) -> None:
-        """Prefills all but the last token and hands over to the decode thread."""
+        """Prefills the prompt and hands over to the decode thread."""
         tokens = self._checked(asked.tokens, asked.max_tokens)
         state = self._states.begin(request, Wish(tokens, asked.restore, len(tokens) - 1, asked.max_tokens))
         try:
-            self._prefill(request, state, tokens, end=len(tokens) - 1, total=len(tokens))
+            logits = self._prefill(request, state, tokens)
         except BaseException:
             state.release()
             raise
@@ -157,6 +165,7 @@ class Runner:
                 request=request,
                 caches=state.caches,
                 tokens=tokens,
+                logits=logits,
                 max_tokens=asked.max_tokens,
                 restored_tokens=state.restored_tokens,
                 restore_s=state.restore_s,
@@ -179,7 +188,7 @@ class Runner:
                 n_told = _tell_written(request, state, writer, 0, _origins(state, asked))
                 while writer.write_next(state.caches, state.position):
                     yield
-                for _ in self._prefill_steps(request, state, tokens, end=len(tokens)):
+                for _ in self._prefill_steps(state, tokens, step_ends(state.position, len(tokens), self._step)):
                     while writer.write_next(state.caches, state.position):
                         yield
                     n_told = _tell_written(request, state, writer, n_told)
@@ -227,19 +236,20 @@ class Runner:
         request.send(SampleEvent(request.id, sample.encode()))
 
     def logits(self, request: Request, asked: LogitsRequest) -> None:
-        """Prefills all but the last token, feeds it, and answers with the logits."""
+        """Prefills the prompt as a generation does, and answers with the logits after its last token."""
         tokens = self._checked(asked.tokens)
         if asked.one_shot and asked.restore is not None:
             raise EngineError("logits of one step over the whole prompt leave nothing to restore")
         state = self._states.begin(request, Wish(tokens, asked.restore, len(tokens) - 1))
         try:
-            tail = tokens if asked.one_shot else tokens[-1:]
-            if not asked.one_shot:
-                end, total = len(tokens) - 1, len(tokens)
-                self._prefill(request, state, tokens, end=end, total=total, stops=asked.stops)
-            positions = [int(getattr(cache, "offset", 0)) for cache in state.caches]
-            logits: Any = last_logits(self._model, state.caches, tail)
-            values = np.asarray(memoryview(logits))
+            if asked.one_shot:
+                logits = last_logits(self._model, state.caches, tokens)
+            else:
+                logits = self._prefill(request, state, tokens, stops=asked.stops)
+            positions = [int(getattr(cache, "offset", 1)) - 1 for cache in state.caches]
+            row: Any = logits[0, 0, :].astype(mx.float32)
+            mx.eval(row)
+            values = np.asarray(memoryview(row))
         finally:
             state.release()
         request.send(LogitsEvent(request.id, values.astype("<f4").tobytes(), positions))
@@ -252,40 +262,29 @@ class Runner:
         self._budget.check(len(asked), max_tokens or 0)
         return [int(token) for token in asked]
 
-    def _prefill(
-        self,
-        request: Request,
-        state: State,
-        tokens: list[int],
-        *,
-        end: int,
-        total: int = 0,
-        stops: tuple[int, ...] = (),
-    ) -> None:
-        for _ in self._prefill_steps(request, state, tokens, end=end, total=total, stops=stops):
+    def _prefill(self, request: Request, state: State, tokens: list[int], *, stops: tuple[int, ...] = ()) -> mx.array:
+        """Feeds the rest of a prompt; the logits after its last token, (1, 1, vocabulary), evaluated."""
+        request.send(ProgressEvent(request.id, state.position, len(tokens)))
+        ends = prompt_step_ends(state.position, len(tokens), self._step, stops)
+        for _ in self._prefill_steps(state, tokens, ends, stops):
+            request.send(ProgressEvent(request.id, state.position, len(tokens)))
             request.raise_if_cancelled()
+        began = time.monotonic()
+        logits = last_logits(self._model, state.caches, tokens[state.position :])
+        self._states.mark(state, len(tokens), point=False)
+        state.prefill_s += time.monotonic() - began
+        return logits
 
     def _prefill_steps(
-        self,
-        request: Request,
-        state: State,
-        tokens: list[int],
-        *,
-        end: int,
-        total: int = 0,
-        stops: tuple[int, ...] = (),
+        self, state: State, tokens: list[int], ends: Sequence[int], stops: Sequence[int] = ()
     ) -> Iterator[None]:
-        """Feeds tokens up to ``end``, a step at a time; tells how many of ``total`` are done unless it is 0."""
-        if total:
-            request.send(ProgressEvent(request.id, state.position, total))
-        for stop in step_ends(state.position, end, self._step, stops):
+        """Feeds tokens in steps that end where they are to."""
+        for end in ends:
             began = time.monotonic()
-            prefill(self._model, state.caches, tokens, start=state.position, ends=[stop], between=lambda _: None)
+            prefill(self._model, state.caches, tokens, start=state.position, ends=[end], between=lambda _: None)
             evaluate(state.caches)
-            self._states.mark(state, stop, point=stop in stops)
+            self._states.mark(state, end, point=end in stops)
             state.prefill_s += time.monotonic() - began
-            if total:
-                request.send(ProgressEvent(request.id, stop, total))
             yield
 
 
