@@ -21,10 +21,11 @@ from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.hashes import BytesLike
 from kvnet.network.arrivals import ChunkEvent
 from kvnet.network.bulk.certificates import make_certificate
-from kvnet.network.bulk.endpoint import CIPHER_NONE, TLS_HANDSHAKE, BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.bulk.link import Link
 from kvnet.network.bulk.receiving import Receiver
 from kvnet.network.bulk.sending import Sender
+from kvnet.network.bulk.sessions import CIPHER_NONE, TLS_HANDSHAKE, BulkSession
 from kvnet.network.interface import Network
 from kvnet.network.places import hosts_of
 from kvnet.protocol.ids import PeerId

@@ -25,7 +25,7 @@ from kvnet.exchange.tables import Tables
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.limits import MAX_TICKET_ADDRESSES
 from kvnet.format.ticket import Ticket, format_ticket
-from kvnet.network.bulk.endpoint import CIPHER_NONE
+from kvnet.network.bulk.sessions import CIPHER_NONE
 from kvnet.protocol.ids import peer_text
 from kvnet.store.disk import DiskStore
 from kvnet.store.names import NameBook

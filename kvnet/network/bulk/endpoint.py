@@ -1,23 +1,20 @@
-"""Listening and dialling: from an agreed session to a link, over IPv4 or IPv6, whoever opens the socket."""
+"""This node's end of all bulk connections: listening for peers that sessions were agreed on with, and dialling them."""
 
-import contextlib
 import errno
 import hmac
-import ipaddress
 import socket
 import ssl
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 import trio
 
 from kvnet.errors import NetworkError, PeerUnreachableError, PortInUseError
-from kvnet.network.bulk.certificates import SessionCertificate, pin_of
-from kvnet.network.bulk.contexts import listening_context, session_context
+from kvnet.network.bulk.contexts import listening_context
+from kvnet.network.bulk.dialling import dial, take_over
 from kvnet.network.bulk.handshake import (
     GREETING,
     HANDSHAKE_S,
@@ -25,11 +22,10 @@ from kvnet.network.bulk.handshake import (
     plain_proof,
     receive_plain,
     secure,
-    secure_dialled,
 )
 from kvnet.network.bulk.link import Link
+from kvnet.network.bulk.sessions import CIPHER_NONE, CIPHER_TLS, NAME_SIZE_BYTES, TLS_HANDSHAKE, BulkSession
 from kvnet.network.libp2p.ports import BoundSocket, open_listeners
-from kvnet.protocol.ids import PeerId
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -43,49 +39,6 @@ MAX_PENDING_HANDSHAKES: Final = 64
 
 MAX_EXPECTED: Final = 256
 """Agreed sessions whose connection has not come yet."""
-
-CIPHER_TLS: Final = "tls13"
-CIPHER_NONE: Final = "none"
-
-TLS_HANDSHAKE: Final = b"\x16"
-"""The first byte of a TLS handshake record. No session without encryption has a name that begins with it."""
-
-DIAL_STAGGER_S: Final = 0.25
-"""Seconds before the next address is tried beside the first."""
-
-MAX_DIALLED: Final = 8
-"""Addresses tried for one connection."""
-
-_NAME_SIZE_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class BulkSession:
-    """What two peers agreed on over their control session.
-
-    Attributes:
-        name: 16 random bytes, from the side that was asked.
-        peer: the other one.
-        own: our certificate.
-        peer_certificate: theirs, as DER.
-        cipher: ``tls13`` or ``none``.
-    """
-
-    name: bytes
-    peer: PeerId
-    own: SessionCertificate = field(repr=False)
-    peer_certificate: bytes = field(repr=False)
-    cipher: str = CIPHER_TLS
-
-    @property
-    def server_name(self) -> str:
-        """What is sent as SNI."""
-        return self.name.hex()
-
-    @property
-    def pin(self) -> bytes:
-        """What the peer's certificate is compared by."""
-        return pin_of(self.peer_certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +139,7 @@ class BulkEndpoint:
             nursery.start_soon(self._welcome, sock, scope)
 
     async def _welcome(self, sock: trio.socket.SocketType, scope: trio.CancelScope) -> None:
-        raw = _take_over(sock)
+        raw = take_over(sock)
         link: Link | None = None
         expected: _Expected | None = None
         try:
@@ -216,12 +169,12 @@ class BulkEndpoint:
         sock = trio.socket.from_stdlib_socket(raw)
         try:
             hello = await receive_plain(sock, PLAIN_SIZE_BYTES)
-            expected = self._find(hello[:_NAME_SIZE_BYTES], CIPHER_NONE)
+            expected = self._find(hello[:NAME_SIZE_BYTES], CIPHER_NONE)
             if expected is None:
                 raise PeerUnreachableError("expected a session that was agreed on, found none")
             session = expected.session
             proof = plain_proof(session.name, session.peer_certificate, session.own.der)
-            if not hmac.compare_digest(hello[_NAME_SIZE_BYTES:], proof):
+            if not hmac.compare_digest(hello[NAME_SIZE_BYTES:], proof):
                 raise PeerUnreachableError("expected the proof of the agreed session, found another one")
             answer = GREETING + plain_proof(session.name, session.own.der, session.peer_certificate)
             claimed = self._claim(session.name)
@@ -275,7 +228,7 @@ class BulkEndpoint:
             if oldest.until_s > now_s and len(self._expected) < MAX_EXPECTED:
                 break
             del self._expected[name]
-        context = _context_for(session, listens=True)
+        context = session.context(listens=True)
         self._expected[session.name] = _Expected(session, context, arrived, now_s + SESSION_S)
 
     def forget(self, name: bytes) -> BulkSession | None:
@@ -309,22 +262,7 @@ class BulkEndpoint:
             PeerRefusedError: somebody else answers, or the peer refuses us.
             NetworkError: the connection broke.
         """
-        if not hosts or not port:
-            raise PeerUnreachableError("expected an address of the peer to dial, it has told none")
-        try:
-            with trio.fail_after(timeout_s):
-                raw = await _connect_first(list(dict.fromkeys(hosts))[:MAX_DIALLED], port)
-                try:
-                    with trio.fail_after(HANDSHAKE_S):
-                        return await _introduce(raw, session)
-                except BaseException:
-                    raw.close()
-                    raise
-        except trio.TooSlowError as error:
-            raise PeerUnreachableError(
-                f"expected an answer on port {port} within {timeout_s:g} s, found none",
-                hint="A firewall may drop it; the control connection is used meanwhile.",
-            ) from error
+        return await dial(session, hosts, port, timeout_s=timeout_s)
 
 
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EPERM}
@@ -332,29 +270,6 @@ _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONN
 
 def _endpoint_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _context_for(session: BulkSession, *, listens: bool) -> ssl.SSLContext:
-    try:
-        return session_context(session.own, session.peer_certificate, listens=listens)
-    except ssl.SSLError as error:
-        raise NetworkError("expected a certificate from the peer, found something else") from error
-
-
-async def _introduce(raw: socket.socket, session: BulkSession) -> Link:
-    if session.cipher != CIPHER_NONE:
-        context = _context_for(session, listens=False)
-        return Link(await secure_dialled(raw, context, session.pin, session.server_name))
-    sock = trio.socket.from_stdlib_socket(raw)
-    expected = GREETING + plain_proof(session.name, session.peer_certificate, session.own.der)
-    try:
-        await sock.send(session.name + plain_proof(session.name, session.own.der, session.peer_certificate))
-        answer = await receive_plain(sock, len(expected))
-    except OSError as error:
-        raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
-    if not hmac.compare_digest(answer, expected):
-        raise NetworkError("expected the peer's proof of the agreed session, found something else")
-    return Link(raw)
 
 
 async def _speaks_plainly(raw: socket.socket) -> bool:
@@ -369,75 +284,3 @@ async def _speaks_plainly(raw: socket.socket) -> bool:
                 return first != TLS_HANDSHAKE
     except OSError as error:
         raise NetworkError(f"the connection broke in the handshake: {error.strerror}") from error
-
-
-def _take_over(sock: trio.socket.SocketType) -> socket.socket:
-    """The plain socket inside, ready for a link."""
-    raw = socket.socket(fileno=sock.detach())
-    raw.setblocking(False)
-    with contextlib.suppress(OSError):
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return raw
-
-
-async def _connect_first(hosts: Sequence[str], port: int) -> socket.socket:
-    """Dial the addresses, each a little after the one before; the first that answers wins."""
-    won: list[socket.socket] = []
-    failures: list[OSError] = []
-
-    async def attempt(host: str, delay_s: float, nursery: trio.Nursery) -> None:
-        await trio.sleep(delay_s)
-        sock = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            await sock.connect((host, port))
-        except OSError as error:
-            failures.append(error)
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            won.append(_take_over(sock))
-            nursery.cancel_scope.cancel()
-
-    try:
-        async with trio.open_nursery() as nursery:
-            for number, host in enumerate(hosts):
-                nursery.start_soon(attempt, host, number * DIAL_STAGGER_S, nursery)
-    except BaseException:
-        for each in won:
-            each.close()
-        raise
-    for late in won[1:]:
-        late.close()
-    if won:
-        return won[0]
-    raise dial_failure(hosts, port, failures, platform=sys.platform)
-
-
-def dial_failure(
-    hosts: Sequence[str], port: int, failures: Sequence[OSError], *, platform: str
-) -> PeerUnreachableError:
-    """Why nobody answered, in words.
-
-    macOS lets a program reach the local network only with the user's consent. Without it a neighbour has "no route to
-    host" although the router answers.
-    """
-    first = failures[0] if failures else None
-    reason = first.strerror if first is not None and first.strerror else "no answer"
-    blocked = platform == "darwin" and any(each.errno == errno.EHOSTUNREACH for each in failures)
-    if blocked and any(_is_local(host) for host in hosts):
-        return PeerUnreachableError(
-            f"expected to reach {hosts[0]} port {port}, found: {reason}; macOS may block the local network for this "
-            "program",
-            hint="Open System Settings > Privacy & Security > Local Network and allow the terminal (or kvnet) there.",
-        )
-    return PeerUnreachableError(f"expected an answer at {hosts[0]} port {port}, found: {reason}")
-
-
-def _is_local(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return address.is_private and not address.is_loopback

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from kvnet.network.bulk.certificates import SessionCertificate, make_certificate
-from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.bulk.link import Link
+from kvnet.network.bulk.sessions import BulkSession
 from kvnet.protocol.ids import PeerId
 from tests.loopback.network.conftest import PATIENCE_S
 

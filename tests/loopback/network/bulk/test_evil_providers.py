@@ -16,9 +16,10 @@ from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.node import NodeOptions
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.bulk.certificates import make_certificate
-from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.bulk.link import Link
 from kvnet.network.bulk.sending import Answers, Room, Sender
+from kvnet.network.bulk.sessions import BulkSession
 from kvnet.network.interface import ByteStream
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.fetch import FetchLimits

@@ -10,8 +10,9 @@ import trio
 from kvnet.errors import NetworkError, PeerRefusedError
 from kvnet.network.bulk import endpoint as endpoint_module
 from kvnet.network.bulk.certificates import SessionCertificate, make_certificate
-from kvnet.network.bulk.endpoint import MAX_PENDING_HANDSHAKES, BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import MAX_PENDING_HANDSHAKES, BulkEndpoint
 from kvnet.network.bulk.handshake import GREETING, plain_proof
+from kvnet.network.bulk.sessions import BulkSession
 from tests.loopback.network.bulk.conftest import PEER, Listening
 from tests.loopback.network.conftest import PATIENCE_S
 

@@ -16,7 +16,8 @@ from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.node import NodeOptions
 from kvnet.network.bulk.certificates import make_certificate
-from kvnet.network.bulk.endpoint import BulkEndpoint, BulkSession
+from kvnet.network.bulk.endpoint import BulkEndpoint
+from kvnet.network.bulk.sessions import BulkSession
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.messages.bulk import BulkOffer, OpenBulk
 from kvnet.protocol.serve import ServeLimits

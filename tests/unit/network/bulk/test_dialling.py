@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kvnet.network.bulk.endpoint import dial_failure
+from kvnet.network.bulk.dialling import dial_failure
 
 
 def failure(number: int) -> OSError:
