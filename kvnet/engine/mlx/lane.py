@@ -1,7 +1,7 @@
 """The prefill lane: the one thread that loads, restores, prefills, exports and probes, one request after another.
 
-It hands generations over to the decode thread with evaluated caches of the whole prompt and the logits after it. Background
-exports run when nobody waits, and give way between two blocks.
+It hands generations over to the decode thread with evaluated caches of the whole prompt and the logits after it.
+Background exports run when nobody waits, and give way between two blocks.
 """
 
 import threading
