@@ -92,7 +92,7 @@ class FetchMachine:
         for peer in providers:
             self._roster.add(peer, (holds or {}).get(peer), 0.0)
         self._active = self._roster.active
-        self._ended = False
+        self._started = self._ended = False
         self._pending = PendingChunks(self._missing, self._limits.order, self._roster.peers, first=first)
         self._late = LateChunks(self._missing, int(self._limits.duplicate_share * self.missing_bytes))
 
@@ -116,7 +116,7 @@ class FetchMachine:
     @property
     def waiting(self) -> bool:
         """Whether nobody is asked just now: it waits for a provider to be back, or for another."""
-        return not self._ended and not self._active
+        return self._started and not self._ended and not self._active
 
     def rates_bytes_s(self, now: float) -> dict[PeerId, float]:
         """What each peer that is asked delivers of late, in bytes per second."""
@@ -148,6 +148,7 @@ class FetchMachine:
 
     def start(self, now: float) -> list[Instruction]:
         """Begin. Nothing to get ends at once with `Completed`, nobody to ask with `Failed` unless there is patience."""
+        self._started = True
         self._roster.progress_s = now
         return self._continue(now)
 

@@ -81,6 +81,25 @@ def test_a_killed_fetch_goes_on_where_it_was(kvnet: Kvnet, other: Kvnet, tmp_pat
     assert chunks_served(kvnet) >= N_CHUNKS
 
 
+def test_a_fetch_goes_on_when_its_provider_is_there_again(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
+    address = start_provider(kvnet, other, tmp_path, "5 MB")
+    process = other.popen("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    assert process.stdout is not None
+    killed, text = False, ""
+    while "waiting for a peer that has the rest" not in text:
+        text = json.loads(process.stdout.readline()).get("text", "")
+        found = re.match(r"(\d+)/", text)
+        if found and int(found[1]) >= N_CHUNKS // 4 and not killed:
+            kvnet._nodes[-1].kill()
+            killed = True
+    kvnet.start("--listen", f"127.0.0.1:{address.split('/')[4]}")
+    *_, last = process.stdout
+    assert process.wait() == 0
+    result = json.loads(last)
+    assert result["complete"] is True
+    assert result["fetched_chunks"] == N_CHUNKS
+
+
 def test_two_commands_for_one_artifact_share_the_work_of_a_running_node(
     kvnet: Kvnet, other: Kvnet, tmp_path: Path
 ) -> None:

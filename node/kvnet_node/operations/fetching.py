@@ -2,20 +2,19 @@
 
 import datetime as dt
 import math
-from contextlib import suppress
+from functools import partial
 
 import trio
 
-from kvnet.errors import KvnetError, NetworkError, NotFoundError, UsageError
+from kvnet.errors import KvnetError, NetworkError, UsageError
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.provider import Delivered
-from kvnet.format.hashes import ArtifactHash, artifact_text
+from kvnet.format.hashes import artifact_text
 from kvnet.format.ticket import Ticket
-from kvnet.network.dialing import connect_any
 from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.protocol.pace import Purpose
@@ -25,14 +24,9 @@ from kvnet.trust.keys import publisher_text
 from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.reaching import locate, reach, reaching
 from kvnet_node.services import Services
 from kvnet_node.targets import parse_target
-
-BOOTSTRAP_WAIT_S = 3.0
-"""How long a short-lived node waits for its bootstrap peers before it asks whoever is there."""
-
-DHT_TIMEOUT_S = 10.0
-MAX_DIALS = 8
 
 TICK_S = 0.25
 """How often a fetch says how it goes, also when nothing comes."""
@@ -68,9 +62,15 @@ async def _shared(
     async def work() -> Fetched:
         nonlocal tried
         tried = True
-        await _reach(ctx, node, [*request.addresses, *ticket.addresses])
-        located = await _locate(ctx, node, ticket.artifact)
-        fetched = await _fetch(ctx, node, located, pinned=request.name is not None)
+        addresses = [*request.addresses, *ticket.addresses]
+        await reach(ctx, node, addresses)
+        located = await locate(ctx, node, ticket.artifact)
+        fetched = await reaching(
+            node,
+            addresses,
+            ticket.artifact,
+            partial(_fetch, ctx, node, located, pinned=request.name is not None),
+        )
         node.fetched(fetched)
         return fetched
 
@@ -85,29 +85,6 @@ async def _shared(
             else:
                 assert got is not None  # noqa: S101 - it waits for ever
                 return got
-
-
-async def _reach(ctx: OperationContext, node: ExchangeNode, addresses: list[str]) -> None:
-    """Connect to the peers that were named; without any, give the bootstrap peers a moment."""
-    for address in addresses:
-        try:
-            await node.connect(address)
-        except NetworkError as error:
-            ctx.warn(f"{address}: {error}")
-    if not addresses and ctx.services.bootstrap():
-        await node.wait_for_members(BOOTSTRAP_WAIT_S)
-
-
-async def _locate(ctx: OperationContext, node: ExchangeNode, artifact: ArtifactHash) -> Located:
-    """Ask the connected peers first: their answer is quicker and surer; then whoever the DHT names."""
-    with suppress(NotFoundError):
-        return await node.fetcher.locate(artifact)
-    found = await node.providers_of(artifact, timeout_s=DHT_TIMEOUT_S)
-    if found:
-        ctx.progress("look up", len(found), text=f"{len(found)} peers say they have it")
-    for peer in await connect_any(node.network, found[:MAX_DIALS], wanted=MAX_DIALS):
-        await node.open_session(peer)
-    return await node.fetcher.locate(artifact)
 
 
 async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *, pinned: bool) -> Fetched:
@@ -141,10 +118,16 @@ def _shown(event: FetchProgress) -> Progress:
         event.held_bytes + event.done_bytes,
         event.held_bytes + event.total_bytes,
         "bytes",
-        f"{event.held_chunks + event.done_chunks}/{event.held_chunks + event.total_chunks} chunks verified",
+        shown_text(event),
         rate=sum(each.rate_bytes_s for each in peers),
         peers=peers,
     )
+
+
+def shown_text(event: FetchProgress) -> str:
+    """How far it is, in words."""
+    verified = f"{event.held_chunks + event.done_chunks}/{event.held_chunks + event.total_chunks} chunks verified"
+    return f"{verified}; waiting for a peer that has the rest" if event.waiting else verified
 
 
 def _finite(rate_bytes_s: float) -> float:

@@ -5,7 +5,7 @@ import trio
 from kvnet.format.hashes import artifact_text
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.fetching import BOOTSTRAP_WAIT_S
+from kvnet_node.operations.reaching import BOOTSTRAP_WAIT_S
 
 
 async def scrub(ctx: OperationContext, request: r.ScrubRequest) -> r.ScrubResult:  # noqa: ARG001

@@ -2,8 +2,11 @@
 
 import pytest
 
+from kvnet.exchange.events import FetchProgress
 from kvnet.protocol.fetch_peer import DropReason
+from kvnet.protocol.ids import PeerId
 from kvnet_node.commands.fetch import _LEFT, _part
+from kvnet_node.operations.fetching import shown_text
 from kvnet_node.operations.requests import Provided
 
 
@@ -17,3 +20,9 @@ def test_why_a_peer_was_left_is_said_in_words(dropped: str, said: str) -> None:
 
 def test_only_reasons_that_there_are_have_words() -> None:
     assert set(_LEFT) <= {each.value for each in DropReason}
+
+
+@pytest.mark.parametrize(("waiting", "said"), [(False, ""), (True, "; waiting for a peer that has the rest")])
+def test_fetch_that_nobody_serves_just_now_says_that_it_waits(waiting: bool, said: str) -> None:
+    event = FetchProgress(10, 40, 1, 4, PeerId(b""), held_chunks=2, waiting=waiting)
+    assert shown_text(event) == f"3/6 chunks verified{said}"

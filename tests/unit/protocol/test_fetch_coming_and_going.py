@@ -178,6 +178,7 @@ def test_patience_is_not_for_those_who_have_nothing_to_give(script: swarm.Script
 
 def test_provider_that_turns_up_while_a_fetch_waits_is_asked_at_once() -> None:
     machine, chunks = machine_of(1)
+    assert not machine.waiting
     assert machine.start(5.0) == []
     assert (machine.waiting, machine.next_deadline()) == (True, 35.0)
     assert machine.on_time(20.0) == []
