@@ -149,13 +149,13 @@ class DiskStore(BasicStore):
             return
         try:
             self._parts.open_again()
+            self._records.clear()
+            self._presence.back()
+            if self._keys_of is not None:
+                self.index_prefixes(self._keys_of)
         except (KvnetError, OSError) as error:
+            # A loose cable: it may have gone again meanwhile.
             _log.info("store: not usable yet: %s", error)
-            return
-        self._records.clear()
-        self._presence.back()
-        if self._keys_of is not None:
-            self.index_prefixes(self._keys_of)
 
     # --- artifacts ----------------------------------------------------------------------------------------------------
 

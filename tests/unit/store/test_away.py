@@ -5,7 +5,7 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -251,6 +251,41 @@ def test_a_fetch_that_a_vanishing_drive_interrupted_is_gone_on_with(store: DiskS
     fill(again, THIRD, range(2, len(THIRD.chunks)))
     again.publish(THIRD.envelope, keys=THIRD.keys, pinned=False)
     check_whole(store, THIRD)
+
+
+class Flapping(OsFiles):
+    """Runs something after the next file was read and closed."""
+
+    then: Callable[[], object] | None = None
+
+    def close(self, handle: int) -> None:
+        super().close(handle)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+
+def test_a_drive_that_goes_again_while_the_store_is_opened_again_is_away_until_the_next_time(tmp_path: Path) -> None:
+    files = Flapping()
+    place, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store = DiskStore.open(place, quota_bytes=1 << 30, min_free_bytes=0, keys_of=keys_of, files=files)
+    publish(store, FIRST)
+    place.rename(elsewhere)
+    assert not store.look()
+    # On the way a pack was added, so that one has to be read.
+    other = DiskStore.open(tmp_path / "other", quota_bytes=1 << 30, min_free_bytes=0)
+    publish(other, THIRD)
+    other.close()
+    shutil.copytree(tmp_path / "other" / "packs", elsewhere / "packs", dirs_exist_ok=True)
+    elsewhere.rename(place)
+    files.then = lambda: setattr(files, "then", lambda: setattr(files, "then", lambda: place.rename(elsewhere)))
+    assert not store.look()
+    assert elsewhere.exists()
+    elsewhere.rename(place)
+    assert store.look()
+    check_whole(store, FIRST)
+    check_whole(store, THIRD)
+    store.close()
 
 
 def test_a_store_that_is_away_can_be_closed(store: DiskStore, tmp_path: Path) -> None:
