@@ -151,6 +151,7 @@ class LanDiscovery:
         """Discover until cancelled; `started` when the first announcement is on its way."""
         token = trio.lowlevel.current_trio_token()
         clocks = ClockWatch()
+        clocks.jumped(*self._system.clocks())
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read)
