@@ -1,18 +1,17 @@
-"""The data plane in use: agree on a connection over the control session, and fetch and serve chunks over it.
+"""The data plane in use: agree on a connection over the control session, and fetch chunks over it.
 
 Whoever wants chunks asks for a connection (`OpenBulk`), dials the peer, and when that fails has the peer dial back
 (`DialBulk`). When neither works, chunks come over a stream of the control connection: slower, and always there.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
+from kvnet.exchange.bulk_answering import DIAL_S, DIALLED_S, BulkAnswering, RandomBytes
 from kvnet.exchange.bulk_serving import StoreSource
 from kvnet.exchange.bulk_warm import WarmConnections
 from kvnet.exchange.serving import ChunkServer
@@ -25,15 +24,13 @@ from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.bulk.link import Link
 from kvnet.network.bulk.receiving import Receiver
 from kvnet.network.bulk.sending import Sender
-from kvnet.network.bulk.sessions import CIPHER_NONE, TLS_HANDSHAKE, BulkSession
+from kvnet.network.bulk.sessions import CIPHER_NONE, BulkSession
 from kvnet.network.interface import Network
 from kvnet.network.places import hosts_of
 from kvnet.protocol.ids import PeerId
-from kvnet.protocol.messages.bulk import BulkCipher, BulkDialled, BulkOffer, DialBulk, OpenBulk
+from kvnet.protocol.messages.bulk import BulkCipher, BulkOffer, DialBulk, OpenBulk
 from kvnet.protocol.messages.chunks import GetChunks
-from kvnet.protocol.messages.control import BulkRequest, Reply
 from kvnet.protocol.messages.handshake import Capability
-from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.store.interface import Store
 
 if TYPE_CHECKING:
@@ -42,17 +39,8 @@ if TYPE_CHECKING:
 MAX_THREADS: Final = 64
 """Bulk connections in all; each has a thread."""
 
-MAX_PER_PEER: Final = 4
-"""Connections that one peer may have for asking us, agreed ones included."""
-
 SWEEP_S: Final = 15.0
 """How often unused connections are looked at."""
-
-DIAL_S: Final = 2.5
-"""Seconds for dialling a peer. Who fetches waits meanwhile."""
-
-DIALLED_S: Final = 5.0
-"""Seconds for the peer to dial back."""
 
 MAX_WINDOW_BYTES: Final = 64 * 1024 * 1024
 """Bytes asked for and on their way, a connection. Nothing is kept for them on either side: what is read ahead of the
@@ -63,8 +51,6 @@ RETRY_S: Final = 300.0
 
 FindPeerSession = Callable[[PeerId], PeerSession | None]
 """The session to ask a peer in."""
-
-RandomBytes = Callable[[int], bytes]
 
 
 @dataclass(slots=True)
@@ -119,16 +105,13 @@ class BulkTransport:
         self._find_session = find_session
         self._server = server
         self._store = store
-        self._random = random
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
         self._receivers: set[Receiver] = set()
-        self._senders: dict[Sender, PeerId] = {}
-        self._agreed: dict[bytes, tuple[PeerId, float]] = {}
+        self._answering = BulkAnswering(endpoint, self._hosts_of, self._limiter, random=random)
         self._warm = WarmConnections()
         self._ways: dict[PeerId, _Way] = {}
         self._nursery: trio.Nursery | None = None
-        self._source: StoreSource | None = None
-        server.answer_bulk_with(self.answer)
+        server.answer_bulk_with(self._answering.answer)
 
     # --- life ---
 
@@ -140,7 +123,7 @@ class BulkTransport:
     @property
     def n_connections(self) -> int:
         """Bulk connections now, each with its thread."""
-        return len(self._receivers) + len(self._senders)
+        return len(self._receivers) + self._answering.n_connections
 
     @property
     def n_at_rest(self) -> int:
@@ -163,16 +146,17 @@ class BulkTransport:
         Raises:
             PortInUseError: a port that was asked for is taken.
         """
-        self._source = StoreSource(self._server, self._store, trio.lowlevel.current_trio_token())
+        source = StoreSource(self._server, self._store, trio.lowlevel.current_trio_token())
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._answering.begin(source, nursery)
                 await nursery.start(self._endpoint.run)
                 nursery.start_soon(self._sweep)
                 task_status.started()
         finally:
             self._nursery = None
-            ending: list[Receiver | Sender] = [*self._receivers, *self._senders]
+            ending: list[Receiver | Sender] = [*self._receivers, *self._answering.end()]
             for each in ending:
                 each.stop()
             with trio.CancelScope(shield=True):
@@ -184,7 +168,11 @@ class BulkTransport:
             await trio.sleep(SWEEP_S)
             now_s = trio.current_time()
             self._warm.sweep(now_s)
-            self._agreed = {name: (peer, until) for name, (peer, until) in self._agreed.items() if until > now_s}
+            self._answering.sweep(now_s)
+
+    def end_senders(self, peer: PeerId) -> None:
+        """See `BulkAnswering.end_senders`."""
+        self._answering.end_senders(peer)
 
     # --- asking ---
 
@@ -299,82 +287,6 @@ class BulkTransport:
         said = hosts_of([each for info in self._network.connected() if info.peer == peer for each in info.addresses])
         scoped = [host for host in said if "%" in host and host.partition("%")[0] in seen]
         return list(dict.fromkeys([*scoped, *seen]))
-
-    # --- answering ---
-
-    def answer(self, session: PeerSession, request: BulkRequest) -> Reply:
-        """The reply to a peer that may have a bulk connection."""
-        if isinstance(request, DialBulk):
-            return self._answer_dial(session, request)
-        busy = Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
-        now_s = trio.current_time()
-        waiting = sum(1 for peer, until_s in self._agreed.values() if peer == session.peer and until_s > now_s)
-        in_use = Counter(self._senders.values())[session.peer]
-        if self._nursery is None or waiting + in_use >= MAX_PER_PEER or not self._limiter.available_tokens:
-            return busy
-        own = make_certificate()
-        wanted = (request.cipher, self._endpoint.cipher)
-        cipher = BulkCipher.NONE if wanted == (CIPHER_NONE, CIPHER_NONE) else BulkCipher.TLS13
-        agreed = BulkSession(self._new_name(), session.peer, own, request.certificate, cipher)
-        try:
-            self._endpoint.expect(agreed, lambda link: self._start_sender(link, agreed))
-        except NetworkError:
-            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        self._agreed[agreed.name] = (session.peer, now_s + DIALLED_S + DIAL_S)
-        return BulkOffer(
-            request_id=request.request_id,
-            name=agreed.name,
-            certificate=own.der,
-            port=self._endpoint.port,
-            cipher=cipher,
-        )
-
-    def _new_name(self) -> bytes:
-        """16 random bytes that no TLS record begins with: without encryption, a peer begins with them."""
-        name = self._random(16)
-        return name if not name.startswith(TLS_HANDSHAKE) else b"\0" + name[1:]
-
-    def end_senders(self, peer: PeerId) -> None:
-        """End the connections over which a peer gets chunks, in the middle of a request too, and expect none."""
-        for name in [name for name, (other, _) in self._agreed.items() if other == peer]:
-            del self._agreed[name]
-            self._endpoint.forget(name)
-        for sender in [sender for sender, other in self._senders.items() if other == peer]:
-            sender.stop()
-
-    def _answer_dial(self, session: PeerSession, request: DialBulk) -> Reply:
-        agreed = self._endpoint.forget(request.name)
-        if agreed is None or agreed.peer != session.peer or self._nursery is None:
-            return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        self._nursery.start_soon(self._dial_back, agreed, request.port)
-        return BulkDialled(request_id=request.request_id)
-
-    async def _dial_back(self, agreed: BulkSession, port: int) -> None:
-        with suppress(NetworkError):
-            hosts = self._hosts_of(agreed.peer)
-            link = await self._endpoint.dial(agreed, hosts, port, timeout_s=DIAL_S)
-            self._start_sender(link, agreed)
-
-    def _start_sender(self, link: Link, agreed: BulkSession) -> None:
-        self._agreed.pop(agreed.name, None)
-        # Agreed on one after the other, they may all come at once.
-        too_many = Counter(self._senders.values())[agreed.peer] >= MAX_PER_PEER
-        if self._source is None or self._nursery is None or too_many:
-            link.close()
-            return
-        sender = Sender(link, agreed.peer, self._source)
-        try:
-            self._limiter.acquire_on_behalf_of_nowait(sender)
-        except trio.WouldBlock:
-            link.close()
-            return
-
-        def ended() -> None:
-            del self._senders[sender]
-            self._limiter.release_on_behalf_of(sender)
-
-        self._senders[sender] = agreed.peer
-        sender.start(trio.lowlevel.current_trio_token(), ended)
 
 
 class _BulkChannel:

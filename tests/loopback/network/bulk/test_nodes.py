@@ -9,9 +9,9 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-import kvnet.exchange.bulk
 import kvnet.exchange.peer_sessions
 from kvnet.errors import KvnetError
+from kvnet.exchange import bulk_answering
 from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.node import NodeOptions
@@ -214,7 +214,7 @@ async def test_peer_has_four_bulk_connections_and_no_more_however_it_collects_ag
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if time passed between them: what was agreed on waits longer than it counts.
-    monkeypatch.setattr(kvnet.exchange.bulk, "DIALLED_S", -kvnet.exchange.bulk.DIAL_S)
+    monkeypatch.setattr(bulk_answering, "DIALLED_S", -bulk_answering.DIAL_S)
     a, b = BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)
     async with running(tmp_path / "a", "a", bulk=a) as holder, running(tmp_path / "b", "b", bulk=b) as asker:
         session = await asker.exchange.connect(holder.exchange.addresses()[0])
