@@ -27,9 +27,14 @@ class Listening:
     links: list[Link] = field(default_factory=list)
     arrived: trio.Event = field(default_factory=trio.Event)
 
-    def agree(self, cipher: str = "tls13", theirs: SessionCertificate | None = None) -> BulkSession:
+    def agree(
+        self,
+        cipher: str = "tls13",
+        theirs: SessionCertificate | None = None,
+        own: SessionCertificate | None = None,
+    ) -> BulkSession:
         """Agree on a session; returns the dialling side's view of it."""
-        name, own, theirs = os.urandom(16), make_certificate(), theirs or make_certificate()
+        name, own, theirs = os.urandom(16), own or make_certificate(), theirs or make_certificate()
 
         def take(link: Link) -> None:
             self.links.append(link)
