@@ -16,16 +16,8 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace, encode_namespace_file
 from kvnet.trust.roster import build_roster
 from kvnet.trust.sealing import seal_for
-from kvnet.trust.statements import (
-    Invitation,
-    KeyRotation,
-    Membership,
-    Rekey,
-    SealedSecret,
-    SignedStatement,
-    rotation_message,
-    sign_statement,
-)
+from kvnet.trust.statement_bodies import Invitation, KeyRotation, Membership, Rekey, SealedSecret
+from kvnet.trust.statements import SignedStatement, rotation_message, sign_statement
 
 NAMESPACE: Final = Namespace("team", bytes(range(32)), bytes(range(32, 64)))
 NEW_SECRETS: Final = {1: bytes(range(64, 96)), 2: bytes(range(96, 128))}

@@ -34,7 +34,7 @@ from kvnet.format.tensor import DType, LayerKind, layer_slices
 from kvnet.format.ticket import Ticket, format_ticket
 from kvnet.trust.envelope import StatementType, seal
 from kvnet.trust.keys import PublisherKey
-from kvnet.trust.statements import (
+from kvnet.trust.statement_bodies import (
     AnyStatement,
     Attestation,
     HeldEntry,
@@ -47,9 +47,8 @@ from kvnet.trust.statements import (
     Revocation,
     SealedSecret,
     Tag,
-    rotation_message,
-    sign_statement,
 )
+from kvnet.trust.statements import rotation_message, sign_statement
 from scripts.membership_vectors import membership_vectors
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors"

@@ -22,7 +22,8 @@ from kvnet.protocol.messages.statements import MAX_TOLD, MAX_TOLD_BYTES
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import encode_namespace_file
 from kvnet.trust.roster import Roster
-from kvnet.trust.statements import MAX_MEMBERS, Invitation, Membership, SignedStatement
+from kvnet.trust.statement_bodies import MAX_MEMBERS, Invitation, Membership
+from kvnet.trust.statements import SignedStatement
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus

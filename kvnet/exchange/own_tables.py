@@ -13,7 +13,8 @@ from kvnet.protocol.ids import PeerId
 from kvnet.protocol.provider_pages import OwnPages, PageLimits, Telling, held_entry
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statements import HeldEntry, ProviderRecord, sign_statement
+from kvnet.trust.statement_bodies import HeldEntry, ProviderRecord
+from kvnet.trust.statements import sign_statement
 from kvnet.trust.withheld import NO_REVOCATIONS, Extent
 
 TELL_BYTES_S = 128 * 1024

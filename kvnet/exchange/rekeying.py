@@ -20,7 +20,8 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import SECRET_SIZE_BYTES
 from kvnet.trust.roster import RekeyNeeded, Roster
 from kvnet.trust.sealing import EPHEMERAL_SIZE_BYTES, can_be_sealed_for, seal_for
-from kvnet.trust.statements import MAX_MEMBERS, Membership, Rekey, SealedSecret, SignedStatement
+from kvnet.trust.statement_bodies import MAX_MEMBERS, Membership, Rekey, SealedSecret
+from kvnet.trust.statements import SignedStatement
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus

@@ -26,15 +26,8 @@ from kvnet.trust.keys import PublisherKey
 from kvnet.trust.machines import keys_of_machine
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster, build_roster
-from kvnet.trust.statements import (
-    AnyStatement,
-    KeyRotation,
-    Membership,
-    SignedStatement,
-    next_sequence,
-    sign_statement,
-    timely,
-)
+from kvnet.trust.statement_bodies import AnyStatement, KeyRotation, Membership
+from kvnet.trust.statements import SignedStatement, next_sequence, sign_statement, timely
 
 if TYPE_CHECKING:
     from kvnet.exchange.node import ExchangeNode

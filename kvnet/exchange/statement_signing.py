@@ -5,17 +5,11 @@ from dataclasses import dataclass
 
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.statement_bodies import AnyStatement, Revocation
 from kvnet.trust.statement_book import StatementBook
 from kvnet.trust.statement_places import NOT_KEPT
 from kvnet.trust.statement_ranks import Ranks
-from kvnet.trust.statements import (
-    CLOCK_SKEW_S,
-    AnyStatement,
-    Revocation,
-    SignedStatement,
-    next_sequence,
-    sign_statement,
-)
+from kvnet.trust.statements import CLOCK_SKEW_S, SignedStatement, next_sequence, sign_statement
 
 MakeBody = Callable[[int, int], AnyStatement]
 """Gets the sequence and the time of issue (seconds since 1970) and returns the body; called again when the sequence was

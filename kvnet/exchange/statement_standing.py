@@ -10,8 +10,9 @@ from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.gossip import ASK_AGAIN_S, RECONCILE_S
 from kvnet.trust.authority import RELEVANT, Keys, Standing, standing
 from kvnet.trust.policy import TrustPolicy
+from kvnet.trust.statement_bodies import ProviderRecord
 from kvnet.trust.statement_book import StatementBook
-from kvnet.trust.statements import ProviderRecord, SignedStatement
+from kvnet.trust.statements import SignedStatement
 from kvnet.trust.withheld import Extent, Withheld
 
 

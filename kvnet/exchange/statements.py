@@ -33,10 +33,11 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
+from kvnet.trust.statement_bodies import AnyStatement, ProviderRecord
 from kvnet.trust.statement_book import StatementBook
 from kvnet.trust.statement_places import NOT_KEPT, Verdict, namespace_of, scopes_of_body
 from kvnet.trust.statement_ranks import Ranks
-from kvnet.trust.statements import CLOCK_SKEW_S, AnyStatement, ProviderRecord, SignedStatement, timely
+from kvnet.trust.statements import CLOCK_SKEW_S, SignedStatement, timely
 from kvnet.trust.withheld import Extent
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from kvnet.protocol.tables import KnownMember, PeerTables, TableLimits, Taken
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statements import ProviderRecord, SignedStatement, open_statement, timely
+from kvnet.trust.statement_bodies import ProviderRecord
+from kvnet.trust.statements import SignedStatement, open_statement, timely
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus

@@ -21,7 +21,8 @@ from kvnet.protocol.messages.enrolment import Enrol, Enrolled
 from kvnet.trust.keys import PublisherKey, publisher_text, verify_signature
 from kvnet.trust.namespace import Namespace, decode_namespace_file
 from kvnet.trust.roster import DEVICE, Roster, build_roster
-from kvnet.trust.statements import Invitation, Membership, SignedStatement, open_statement, timely
+from kvnet.trust.statement_bodies import Invitation, Membership
+from kvnet.trust.statements import SignedStatement, open_statement, timely
 
 _MAC_CONTEXT: Final = "kvnet 2026-11 enrolment proof"
 _SIGNED: Final = b"kvnet 2026-11 enrolment\0"

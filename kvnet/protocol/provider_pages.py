@@ -16,16 +16,8 @@ from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import checkpoints
 from kvnet.protocol.ids import PeerId
 from kvnet.trust.namespace import Namespace
-from kvnet.trust.statements import (
-    CLOCK_SKEW_S,
-    MAX_ADDRESSES,
-    MAX_PAGES,
-    MAX_PROVIDER_LIFE_S,
-    PAGE_ARTIFACTS,
-    HeldEntry,
-    ProviderRecord,
-    next_sequence,
-)
+from kvnet.trust.statement_bodies import MAX_ADDRESSES, MAX_PAGES, PAGE_ARTIFACTS, HeldEntry, ProviderRecord
+from kvnet.trust.statements import CLOCK_SKEW_S, MAX_PROVIDER_LIFE_S, next_sequence
 from kvnet.trust.withheld import NO_REVOCATIONS, Extent
 
 

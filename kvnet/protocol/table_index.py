@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from kvnet.protocol.ids import PeerId
-from kvnet.trust.statements import HeldEntry
+from kvnet.trust.statement_bodies import HeldEntry
 
 PAGE_COST_BYTES = 512
 """What a page costs beside its record, so that many empty ones are no way around the limits."""

@@ -20,7 +20,7 @@ from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, PeerClaim
 from kvnet.protocol.messages.artifacts import MAX_MATCHES, Match
 from kvnet.protocol.table_index import Held, Index, Page, Table
-from kvnet.trust.statements import HeldEntry, ProviderRecord
+from kvnet.trust.statement_bodies import HeldEntry, ProviderRecord
 
 MAX_SIGNERS = 2
 """Publishers whose records about one peer are kept until the peer itself has said which is its own."""

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Final
 
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import KeyRotation, Revocation, SignedStatement
+from kvnet.trust.statement_bodies import KeyRotation, Revocation
+from kvnet.trust.statements import SignedStatement
 
 MAX_ROTATIONS: Final = 16
 """Rotations one after another that are followed."""

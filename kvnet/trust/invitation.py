@@ -14,7 +14,8 @@ from typing import Final
 from kvnet.errors import KvnetError, UsageError
 from kvnet.format.hashes import derive_key
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import Invitation, SignedStatement, open_statement
+from kvnet.trust.statement_bodies import Invitation
+from kvnet.trust.statements import SignedStatement, open_statement
 
 TEXT_PREFIX: Final = "kvinv1"
 MAX_TEXT_CHARACTERS: Final = 6000

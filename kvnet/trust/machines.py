@@ -8,7 +8,8 @@ ids that a member claims for itself prove nothing, and whom somebody else has le
 from collections.abc import Collection, Iterable
 
 from kvnet.trust.roster import Roster
-from kvnet.trust.statements import KeyRotation, Membership, SignedStatement
+from kvnet.trust.statement_bodies import KeyRotation, Membership
+from kvnet.trust.statements import SignedStatement
 
 
 def keys_of_machine(roster: Roster, publisher: bytes, statements: Iterable[SignedStatement]) -> frozenset[bytes]:

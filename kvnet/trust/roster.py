@@ -20,7 +20,8 @@ from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Final
 
-from kvnet.trust.statements import MAX_MEMBERS, KeyRotation, Membership, Rekey, SignedStatement
+from kvnet.trust.statement_bodies import MAX_MEMBERS, KeyRotation, Membership, Rekey
+from kvnet.trust.statements import SignedStatement
 
 DEVICE: Final = "device"
 COLLEAGUE: Final = "colleague"

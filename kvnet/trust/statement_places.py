@@ -11,7 +11,8 @@ import msgspec
 
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import AnyStatement, SignedStatement
+from kvnet.trust.statement_bodies import AnyStatement
+from kvnet.trust.statements import SignedStatement
 
 NOTES: Final = frozenset({StatementType.TAG, StatementType.ATTESTATION, StatementType.REMOVAL})
 """What nobody's safety hangs on."""

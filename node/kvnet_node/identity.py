@@ -24,7 +24,8 @@ from kvnet.format.prefix import block_keys
 from kvnet.trust.keys import PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace, decode_namespace_file, encode_namespace_file
 from kvnet.trust.policy import Refusal, TrustPolicy
-from kvnet.trust.statements import KeyRotation, SignedStatement
+from kvnet.trust.statement_bodies import KeyRotation
+from kvnet.trust.statements import SignedStatement
 from kvnet_node.invitations import InvitationBook
 from kvnet_node.paths import DataPaths, keep_private, write_private
 from kvnet_node.swarms import SwarmFiles, check_private, read_bounded

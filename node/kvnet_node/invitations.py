@@ -13,7 +13,7 @@ from kvnet.errors import ConfigError, StoreError
 from kvnet.exchange.enrolment import HeldInvitation
 from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import OpenInvitation
-from kvnet.trust.statements import Invitation
+from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.paths import write_private
 from kvnet_node.swarms import check_private
 

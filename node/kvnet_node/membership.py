@@ -21,16 +21,8 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet.trust.roster import COLLEAGUE, DEVICE, Member, Roster
-from kvnet.trust.statements import (
-    MAX_ADDRESSES,
-    MAX_INVITATION_LIFE_S,
-    MAX_MEMBERS,
-    Invitation,
-    Membership,
-    SignedStatement,
-    sign_statement,
-    timely,
-)
+from kvnet.trust.statement_bodies import MAX_ADDRESSES, MAX_MEMBERS, Invitation, Membership
+from kvnet.trust.statements import MAX_INVITATION_LIFE_S, SignedStatement, sign_statement, timely
 from kvnet_node.calling import members_called, not_one
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.invitations import new_secrets

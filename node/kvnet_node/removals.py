@@ -17,7 +17,7 @@ from kvnet.format.hashes import ArtifactHash
 from kvnet.store.interface import Store
 from kvnet.store.names import NameBook
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import Removal
+from kvnet.trust.statement_bodies import Removal
 from kvnet_node.identity import NodeIdentity
 
 if TYPE_CHECKING:

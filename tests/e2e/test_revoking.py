@@ -9,8 +9,9 @@ from kvnet.format.hashes import artifact_text, parse_artifact_text
 from kvnet.store.disk import DiskStore
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
+from kvnet.trust.statement_bodies import Attestation
 from kvnet.trust.statement_book import StatementBook
-from kvnet.trust.statements import Attestation, sign_statement
+from kvnet.trust.statements import sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import DataPaths, prepare_data_dir
 from kvnet_node.statement_store import StatementStore

@@ -17,7 +17,7 @@ from kvnet.exchange.statements import Statements
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.store.memory import MemoryStore
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statements import Revocation
+from kvnet.trust.statement_bodies import Revocation
 from tests.simulated.nodes import MINE
 from tests.simulated.revoking import HearingIdentity, key_of
 

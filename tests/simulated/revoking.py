@@ -13,7 +13,8 @@ from kvnet.network.memory import World
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statements import KeyRotation, Revocation, SignedStatement, rotation_message
+from kvnet.trust.statement_bodies import KeyRotation, Revocation
+from kvnet.trust.statements import SignedStatement, rotation_message
 from tests.simulated.nodes import MINE, Node, seed, start_node
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]

@@ -12,7 +12,8 @@ from kvnet.network.memory import World
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery
 from kvnet.trust.keys import PublisherKey
-from kvnet.trust.statements import HeldEntry, ProviderRecord, sign_statement
+from kvnet.trust.statement_bodies import HeldEntry, ProviderRecord
+from kvnet.trust.statements import sign_statement
 from tests.simulated.nodes import MINE, Node, identity, seed, start_node, wall_s
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(1500)]

@@ -14,7 +14,8 @@ from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.protocol.messages.statements import GetStatements
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey, publisher_text
-from kvnet.trust.statements import KeyRotation, Membership, rotation_message, sign_statement
+from kvnet.trust.statement_bodies import KeyRotation, Membership
+from kvnet.trust.statements import rotation_message, sign_statement
 from kvnet_node.ousting import seats_of, take_out
 from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S

@@ -14,7 +14,8 @@ from kvnet.exchange.statement_keep import RamKeep
 from kvnet.exchange.statements import Statements
 from kvnet.network.memory import World
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import CLOCK_SKEW_S, Membership, Revocation, open_statement, sign_statement
+from kvnet.trust.statement_bodies import Membership, Revocation
+from kvnet.trust.statements import CLOCK_SKEW_S, open_statement, sign_statement
 from tests.simulated.members import met, start_member
 from tests.simulated.nodes import MINE, NOW_S, identity, wall_s
 

@@ -19,7 +19,8 @@ from kvnet.protocol.gossip import RECONCILE_S
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.policy import Refusal
-from kvnet.trust.statements import ProviderRecord, Revocation, Tag, sign_statement
+from kvnet.trust.statement_bodies import ProviderRecord, Revocation, Tag
+from kvnet.trust.statements import sign_statement
 from tests.simulated.nodes import MINE, identity, start_node, wall_s
 from tests.simulated.revoking import TOKENS, Hearer, key_of, start_hearer
 

@@ -24,8 +24,9 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
+from kvnet.trust.statement_bodies import Invitation, ProviderRecord, Revocation, Tag
 from kvnet.trust.statement_places import PlaceKey, Row
-from kvnet.trust.statements import Invitation, ProviderRecord, Revocation, SignedStatement, Tag, sign_statement
+from kvnet.trust.statements import SignedStatement, sign_statement
 from kvnet_node.statement_store import StatementStore
 from tests.simulated.nodes import MINE, NOW_S, identity, seed, wall_s
 from tests.simulated.revoking import Hearer, HearingIdentity, key_of, start_hearer

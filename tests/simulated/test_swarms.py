@@ -19,7 +19,8 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.invitation import parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC
-from kvnet.trust.statements import Membership, Removal, sign_statement
+from kvnet.trust.statement_bodies import Membership, Removal
+from kvnet.trust.statements import sign_statement
 from kvnet_node.membership import reach
 from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S, wall_s

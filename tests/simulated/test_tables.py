@@ -16,7 +16,8 @@ from kvnet.protocol.messages.control import Reply, Request
 from kvnet.protocol.messages.refusals import RefusalReason, Refused
 from kvnet.protocol.messages.statements import Tell
 from kvnet.protocol.provider_pages import PageLimits
-from kvnet.trust.statements import HeldEntry, ProviderRecord, Revocation, open_statement
+from kvnet.trust.statement_bodies import HeldEntry, ProviderRecord, Revocation
+from kvnet.trust.statements import open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 from tests.simulated.revoking import HearingIdentity
 from tests.simulated.telling import PROMPT, TOKENS, look_up, member, query_of, record_of
@@ -359,7 +360,7 @@ async def test_who_was_too_busy_to_be_told_is_told_when_it_is_not(
     a, c = [await member(world, nursery, tmp_path, name) for name in "ac"]
     await c.meet(a)
     await trio.sleep(2)
-    listens = c.exchange._answerers[Tell]
+    listens = c.exchange._answerers._by_kind[Tell]
     refused = []
 
     def busy(session: PeerSession, request: Request) -> Reply:

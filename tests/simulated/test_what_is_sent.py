@@ -17,7 +17,8 @@ from kvnet.protocol.messages.artifacts import LookupReply, ManifestReply
 from kvnet.protocol.messages.control import decode_message
 from kvnet.protocol.messages.statements import Statements, Tell
 from kvnet.trust.envelope import open_manifest
-from kvnet.trust.statements import Revocation, open_statement
+from kvnet.trust.statement_bodies import Revocation
+from kvnet.trust.statements import open_statement
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 from tests.simulated.telling import PROMPT, TOKENS, member
 

@@ -10,7 +10,7 @@ from kvnet.store.names import NameBook, NamedVersion
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal, TrustPolicy
-from kvnet.trust.statements import Attestation, Revocation
+from kvnet.trust.statement_bodies import Attestation, Revocation
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.removing import remove_everywhere

@@ -3,7 +3,7 @@
 from kvnet.errors import UsageError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.store.names import NamedVersion
-from kvnet.trust.statements import Removal
+from kvnet.trust.statement_bodies import Removal
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.swarms import asleep, awake, connected
 from kvnet_node.services import Services

@@ -14,7 +14,8 @@ from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
 from kvnet.trust.keys import TEXT_PREFIX, PublisherKey, parse_publisher_text, publisher_text
 from kvnet.trust.namespace import Namespace
-from kvnet.trust.statements import KeyRotation, Revocation, rotation_message
+from kvnet.trust.statement_bodies import KeyRotation, Revocation
+from kvnet.trust.statements import rotation_message
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.swarms import asleep, connected, let_in

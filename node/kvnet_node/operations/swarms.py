@@ -13,7 +13,7 @@ from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster
-from kvnet.trust.statements import Invitation
+from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.calling import names_of
 from kvnet_node.membership import full_addresses
 from kvnet_node.operations import requests as r

@@ -6,7 +6,8 @@ import pytest
 from kvnet.errors import ConfigError, MalformedError, StoreError, UsageError
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.keys import PublisherKey, publisher_text
-from kvnet.trust.statements import KeyRotation, SignedStatement, rotation_message, sign_statement
+from kvnet.trust.statement_bodies import KeyRotation
+from kvnet.trust.statements import SignedStatement, rotation_message, sign_statement
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.paths import DataPaths
 from kvnet_node.swarms import MAX_NAMESPACES

@@ -7,7 +7,7 @@ import pytest
 
 from kvnet.errors import ConfigError, StoreError
 from kvnet.format.hashes import NamespaceId
-from kvnet.trust.statements import Invitation
+from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.invitations import MAX_OPEN, InvitationBook, new_secrets
 
 NOW_S = 1_800_000_000

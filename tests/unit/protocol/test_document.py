@@ -22,7 +22,7 @@ from kvnet.protocol.serve import SLOT_SHARES, ServeLimits
 from kvnet.protocol.session import SessionLimits
 from kvnet.protocol.table_index import PAGE_COST_BYTES
 from kvnet.protocol.tables import MAX_SIGNERS, TableLimits
-from kvnet.trust.statements import PAGE_ARTIFACTS
+from kvnet.trust.statement_bodies import PAGE_ARTIFACTS
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 CDDL = "\n".join(re.findall(r"^```cddl\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))

@@ -11,7 +11,8 @@ from kvnet.protocol.membership import Occasion, Role
 from kvnet.protocol.messages.enrolment import Enrol, Enrolled
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import Namespace, encode_namespace_file
-from kvnet.trust.statements import Invitation, SignedStatement
+from kvnet.trust.statement_bodies import Invitation
+from kvnet.trust.statements import SignedStatement
 from tests.unit.protocol.handshakes import ALICE, BOB, MALLORY, random_bytes
 from tests.unit.trust.members import key, lets_in, rekeys
 from tests.unit.trust.samples import MINE, OTHER

@@ -5,7 +5,8 @@ import pytest
 from kvnet.format.hashes import LookupKey, blake3_hash
 from kvnet.format.prefix import block_keys
 from kvnet.protocol.provider_pages import OwnPages, PageLimits, Telling, held_entry
-from kvnet.trust.statements import MAX_PAGES, MAX_PROVIDER_LIFE_S, PAGE_ARTIFACTS, HeldEntry, ProviderRecord, timely
+from kvnet.trust.statement_bodies import MAX_PAGES, PAGE_ARTIFACTS, HeldEntry, ProviderRecord
+from kvnet.trust.statements import MAX_PROVIDER_LIFE_S, timely
 from tests.unit.protocol.swarm import peer
 from tests.unit.trust.samples import FINGERPRINT, MINE, make_artifact
 

@@ -12,7 +12,7 @@ from kvnet.trust import statement_shares as shares
 from kvnet.trust import statements
 from kvnet.trust.authority import MAX_ROTATIONS
 from kvnet.trust.envelope import StatementType
-from kvnet.trust.statements import BODIES, HeldEntry, SealedSecret, Statement
+from kvnet.trust.statement_bodies import BODIES, HeldEntry, SealedSecret, Statement
 from tests.unit.protocol.test_document import DOCUMENT, RULES
 
 SECTION = DOCUMENT.split("## 17. Statements")[1].split("\n## ")[0]

@@ -10,7 +10,7 @@ from kvnet.format.prefix import BLOCK_TOKENS, block_keys, checkpoints
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.lookup import LookupQuery, build_query
 from kvnet.protocol.tables import MAX_SAMPLED, PeerTables, TableLimits, Taken
-from kvnet.trust.statements import PAGE_ARTIFACTS, HeldEntry, ProviderRecord
+from kvnet.trust.statement_bodies import PAGE_ARTIFACTS, HeldEntry, ProviderRecord
 from tests.unit.protocol.swarm import peer
 from tests.unit.trust.samples import FINGERPRINT, MINE, OTHER
 

@@ -2,15 +2,8 @@
 
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.sealing import seal_for
-from kvnet.trust.statements import (
-    KeyRotation,
-    Membership,
-    Rekey,
-    SealedSecret,
-    SignedStatement,
-    rotation_message,
-    sign_statement,
-)
+from kvnet.trust.statement_bodies import KeyRotation, Membership, Rekey, SealedSecret
+from kvnet.trust.statements import SignedStatement, rotation_message, sign_statement
 from tests.unit.trust.samples import MINE
 
 

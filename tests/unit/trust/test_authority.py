@@ -5,14 +5,8 @@ from itertools import pairwise
 
 from kvnet.trust.authority import MAX_ROTATIONS, Keys, Standing, standing
 from kvnet.trust.keys import PublisherKey
-from kvnet.trust.statements import (
-    KeyRotation,
-    Revocation,
-    SignedStatement,
-    Tag,
-    rotation_message,
-    sign_statement,
-)
+from kvnet.trust.statement_bodies import KeyRotation, Revocation, Tag
+from kvnet.trust.statements import SignedStatement, rotation_message, sign_statement
 
 NOW_S = 1_800_000_000
 SWARM, ELSEWHERE = b"s" * 32, b"e" * 32

@@ -17,7 +17,8 @@ from kvnet.trust.invitation import (
     invitation_text,
     parse_invitation_text,
 )
-from kvnet.trust.statements import Invitation, Membership, sign_statement
+from kvnet.trust.statement_bodies import Invitation, Membership
+from kvnet.trust.statements import sign_statement
 from tests.unit.trust.members import key, lets_in
 from tests.unit.trust.samples import MINE
 

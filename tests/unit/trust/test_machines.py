@@ -4,7 +4,8 @@ import msgspec
 
 from kvnet.trust.machines import keys_of_machine
 from kvnet.trust.roster import build_roster
-from kvnet.trust.statements import Membership, SignedStatement, sign_statement
+from kvnet.trust.statement_bodies import Membership
+from kvnet.trust.statements import SignedStatement, sign_statement
 from tests.unit.trust.members import key, lets_in, rekeys, rotates
 from tests.unit.trust.samples import MINE, OTHER
 

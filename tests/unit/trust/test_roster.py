@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet.trust.roster import RekeyNeeded, Roster, build_roster
-from kvnet.trust.statements import MAX_MEMBERS, Removal, SignedStatement, sign_statement
+from kvnet.trust.statement_bodies import MAX_MEMBERS, Removal
+from kvnet.trust.statements import SignedStatement, sign_statement
 from tests.unit.trust.members import key, lets_in, rekeys, rotates
 from tests.unit.trust.samples import MINE, OTHER
 

@@ -6,7 +6,7 @@ from nacl.signing import SigningKey
 
 from kvnet.trust.keys import FIELD_PRIME, is_public_key
 from kvnet.trust.sealing import can_be_sealed_for, seal_for
-from kvnet.trust.statements import SEALED_SIZE_BYTES
+from kvnet.trust.statement_bodies import SEALED_SIZE_BYTES
 from tests.unit.trust.members import key
 
 EPHEMERAL = b"e" * 32

@@ -11,9 +11,10 @@ from kvnet.format.hashes import NamespaceId, blake3_hash
 from kvnet.trust import statement_book, statement_shares
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
+from kvnet.trust.statement_bodies import Attestation, Revocation, Tag
 from kvnet.trust.statement_book import StatementBook, Taken
 from kvnet.trust.statement_places import Row, Verdict, scopes_of_body
-from kvnet.trust.statements import Attestation, Revocation, SignedStatement, Tag, sign_statement
+from kvnet.trust.statements import SignedStatement, sign_statement
 
 NOW_S = 1_800_000_000
 HOME, SWARM = NamespaceId(b"h" * 32), NamespaceId(b"s" * 32)

@@ -3,9 +3,10 @@
 from kvnet.format.hashes import blake3_hash
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
+from kvnet.trust.statement_bodies import Revocation
 from kvnet.trust.statement_places import Verdict
 from kvnet.trust.statement_ranks import Ranks
-from kvnet.trust.statements import Revocation, SignedStatement, sign_statement
+from kvnet.trust.statements import SignedStatement, sign_statement
 
 ANN = PublisherKey(bytes([1]) * 32)
 NEW = Verdict.NEW

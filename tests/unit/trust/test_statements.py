@@ -14,14 +14,10 @@ from kvnet.format import cbor
 from kvnet.format.hashes import blake3_hash
 from kvnet.trust.envelope import StatementType, seal
 from kvnet.trust.keys import PublisherKey
-from kvnet.trust.statements import (
+from kvnet.trust.statement_bodies import (
     BODIES,
-    CLOCK_SKEW_S,
-    MAX_INVITATION_LIFE_S,
     MAX_MEMBERS,
     MAX_PAGES,
-    MAX_PROVIDER_LIFE_S,
-    MAX_STATEMENT_BYTES,
     PAGE_ARTIFACTS,
     AnyStatement,
     Attestation,
@@ -35,6 +31,12 @@ from kvnet.trust.statements import (
     SealedSecret,
     Statement,
     Tag,
+)
+from kvnet.trust.statements import (
+    CLOCK_SKEW_S,
+    MAX_INVITATION_LIFE_S,
+    MAX_PROVIDER_LIFE_S,
+    MAX_STATEMENT_BYTES,
     next_sequence,
     open_statement,
     sign_statement,
