@@ -385,6 +385,14 @@ def test_upload_slots_are_shared_and_nobody_gets_all() -> None:
     assert slots_taken(machine, "first", 1) == 0
 
 
+def test_peer_gets_no_more_than_its_share_though_slots_are_free() -> None:
+    machine = ServeMachine(ServeLimits(chunk_requests_in_flight=8, upload_slots=8))
+    assert slots_taken(machine, "first", 1) == 1
+    assert slots_taken(machine, "second", 9) == 4
+    assert slots_taken(machine, "third", 9) == 2
+    assert slots_taken(machine, "fourth", 9) == 1
+
+
 def test_copies_leave_slots_to_those_who_wait() -> None:
     machine = ServeMachine(ServeLimits(chunk_requests_in_flight=8, upload_slots=8))
     assert slots_taken(machine, "first", 9, "scrub") == 4
