@@ -3,12 +3,17 @@
 Signature and policy come before the first chunk is asked for, so that nothing is fetched that could not be used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import trio
 
 from kvnet.errors import (
     CompatibilityError,
     IntegrityError,
+    KvnetError,
     MalformedError,
     NetworkError,
     NotFoundError,
@@ -25,6 +30,11 @@ from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.trust.envelope import SignedManifest, open_manifest
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import Refusal
+
+HEAD_START_S = 1.0
+"""Of each peer over the next: one that says nothing holds a fetch up for so long, and no longer."""
+
+T = TypeVar("T")
 
 SessionsOf = Callable[[], Sequence[PeerSession]]
 """The open sessions, the best peer first."""
@@ -51,7 +61,7 @@ class Located:
 
 
 class Locator:
-    """Asks peers, one after another, for manifests and chunk lists.
+    """Asks peers for manifests and chunk lists.
 
     Args:
         identity: namespaces and policy.
@@ -63,7 +73,7 @@ class Locator:
         self._sessions = sessions
 
     async def locate(self, artifact: ArtifactHash) -> Located:
-        """Ask peers, one after another, for the signed manifest of an artifact.
+        """Ask peers, each with a head start over the next, for the signed manifest of an artifact.
 
         A signature that does not hold is the fault of whoever sent it: the next peer may have a sound one.
 
@@ -72,28 +82,22 @@ class Locator:
             CompatibilityError: nobody has it in a form that this build can use.
             NotFoundError: nobody who was asked gave a manifest that holds; the reasons are in the message.
         """
-        reasons: list[str] = []
-        refused: TrustError | CompatibilityError | None = None
-        for session in self._sessions():
-            for namespace, slot in session.slots.items():
-                try:
-                    signed = await self._manifest(session, slot, namespace, artifact)
-                except PeerRefusedError as error:
-                    reasons.append(error.reason)
-                except (TrustError, CompatibilityError) as error:
-                    refused = refused or error
-                except (NetworkError, MalformedError, IntegrityError) as error:
-                    reasons.append(str(error))
-                else:
-                    self.require_accepted(signed)
-                    return Located(signed, namespace, session)
-        if refused is not None:
-            raise refused
-        raise NotFoundError(_nobody(reasons), hint="`kvnet peers` shows who is reachable; `--from ADDR` names a peer.")
+        asks = [
+            partial(self._located, session, slot, namespace, artifact)
+            for session in self._sessions()
+            for namespace, slot in session.slots.items()
+        ]
+        tolerated = (NetworkError, MalformedError, IntegrityError, TrustError, CompatibilityError)
+        located, errors = await _first_of(asks, tolerated)
+        if located is not None:
+            self.require_accepted(located.signed)
+            return located
+        for error in errors:
+            if isinstance(error, TrustError | CompatibilityError):
+                raise error
+        raise NotFoundError(_nobody(errors), hint="`kvnet peers` shows who is reachable; `--from ADDR` names a peer.")
 
-    async def _manifest(
-        self, session: PeerSession, slot: int, namespace: Namespace, artifact: ArtifactHash
-    ) -> SignedManifest:
+    async def _located(self, session: PeerSession, slot: int, namespace: Namespace, artifact: ArtifactHash) -> Located:
         """One peer's signed manifest of an artifact, everything about it checked but the policy.
 
         Raises:
@@ -107,7 +111,7 @@ class Locator:
             raise IntegrityError("expected the manifest of the artifact that was asked for, found another one's")
         if signed.manifest.namespace != namespace.id:
             raise MalformedError("expected a manifest of the namespace it was asked for in, found another one's")
-        return signed
+        return Located(signed, namespace, session)
 
     async def signed_manifest(self, session: PeerSession, slot: int, keyed_artifact: bytes) -> SignedManifest:
         """One peer's envelope under a keyed name, opened; the caller compares it with what it expects."""
@@ -132,25 +136,21 @@ class Locator:
             NotFoundError: nobody does.
             MalformedError: the list matches and is broken: its publisher made it so.
         """
-        manifest = located.signed.manifest
-        reasons: list[str] = []
-        for session in self.in_namespace(located):
-            try:
-                return verify_chunk_list(manifest, await self._pages(session, located))
-            except (NetworkError, IntegrityError) as error:
-                reasons.append(str(error))
-        raise NotFoundError(
-            f"the chunk list: {_nobody(reasons)}", hint="Try again when another peer that has it is up."
-        )
+        asks = [partial(self._entries, session, located) for session in self.in_namespace(located)]
+        entries, errors = await _first_of(asks, (NetworkError, IntegrityError))
+        if entries is not None:
+            return entries
+        raise NotFoundError(f"the chunk list: {_nobody(errors)}", hint="Try again when another peer that has it is up.")
 
-    async def _pages(self, session: PeerSession, located: Located) -> list[bytes]:
+    async def _entries(self, session: PeerSession, located: Located) -> tuple[ChunkEntry, ...]:
+        """One peer's chunk list, checked."""
         slot = session.slots[located.namespace]
         pages: list[bytes] = []
         for page in range(page_count(located.signed.manifest.n_chunks)):
             reply = await session.ask(GetChunkList(request_id=0, slot=slot, artifact=located.keyed, page=page))
             assert isinstance(reply, ChunkListReply)  # noqa: S101 - the session machine lets no other reply through
             pages.append(reply.page)
-        return pages
+        return verify_chunk_list(located.signed.manifest, pages)
 
     def in_namespace(self, located: Located) -> list[PeerSession]:
         """Who can be asked now: the peer that located it first, then everybody else in its namespace."""
@@ -166,11 +166,47 @@ _REASON_WORDS = {
 }
 
 
-def _nobody(reasons: Sequence[str]) -> str:
-    if not reasons:
+def _nobody(errors: Sequence[KvnetError]) -> str:
+    if not errors:
         return "expected a peer in one of this node's namespaces, found none connected"
+    reasons = [error.reason if isinstance(error, PeerRefusedError) else str(error) for error in errors]
     reasons = [_REASON_WORDS.get(reason, reason) for reason in reasons]
     counted = {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
     words = "; ".join(f"{count} x {reason}" if count > 1 else reason for reason, count in counted.items())
     asked = "the one peer asked does not have it" if len(reasons) == 1 else f"none of {len(reasons)} peers asked has it"
     return f"{asked} ({words})"
+
+
+async def _first_of(
+    asks: Sequence[Callable[[], Awaitable[T]]], tolerated: tuple[type[KvnetError], ...]
+) -> tuple[T | None, list[KvnetError]]:
+    """The first answer, or None, and why others failed; each is asked once the one before has failed or had its time.
+
+    Raises:
+        KvnetError: one failed with something that is not tolerated.
+    """
+    answers: list[T] = []
+    errors: list[KvnetError] = []
+    async with trio.open_nursery() as nursery:
+
+        async def ask_one(ask: Callable[[], Awaitable[T]], failed: trio.Event) -> None:
+            try:
+                answers.append(await ask())
+            except KvnetError as error:
+                errors.append(error)
+                if isinstance(error, tolerated):
+                    failed.set()
+                    return
+            nursery.cancel_scope.cancel()
+
+        for ask in asks:
+            failed = trio.Event()
+            nursery.start_soon(ask_one, ask, failed)
+            with trio.move_on_after(HEAD_START_S):
+                await failed.wait()
+    if answers:
+        return answers[0], errors
+    for error in errors:
+        if not isinstance(error, tolerated):
+            raise error
+    return None, errors
