@@ -9,7 +9,9 @@ import pytest
 from kvnet.format import limits
 from kvnet.network.interface import STREAM_WINDOW_BYTES, StreamKind
 from kvnet.protocol.announce import AnnounceLimits
-from kvnet.protocol.fetch import FetchLimits
+from kvnet.protocol.fetch import GROWTH, FetchLimits
+from kvnet.protocol.fetch_limits import PATIENCE_S
+from kvnet.protocol.fetch_roster import MAX_COMEBACKS
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.protocol.handshake import SESSION_ID_SIZE_BYTES
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
@@ -116,13 +118,16 @@ def test_patience_in_the_document_is_that_of_the_code() -> None:
         f"The first request to each is for {fetch.start_chunks} chunks",
         f"or than {fetch.least_share:.0%}".replace("%", " %"),
         f"at most {fetch.duplicate_share:.0%}".replace("%", " %") + " of the bytes needed may be asked for twice",
+        f"at most {GROWTH} times what it has delivered",
+        f"tries those who may be back every {fetch.patient_retry_s:.0f} seconds, until {PATIENCE_S:.0f} seconds have",
+        f"At most {fetch.max_providers} providers are remembered in one fetch",
         f"at least {announce.interval_s} seconds apart",
         f"again after {soonest_s / 60:.0f} to {latest_s / 60:.0f} minutes",
         f"after {announce.retry_s:.0f} seconds when it reached nobody",
         f"every {announce.verify_s:.0f} seconds one key is looked up",
     ):
         assert text in prose
-    assert fetch.attempts == 3
+    assert fetch.attempts == MAX_COMEBACKS == 3
     assert [int(WEIGHTS[purpose]) for purpose in Purpose] == [16, 4, 1]
     assert "in shares of 16, 4 and 1" in prose
     assert [SLOT_SHARES[purpose] for purpose in Purpose] == [1, 3 / 4, 1 / 2]
