@@ -67,44 +67,50 @@ def test_the_table_shows_each_way_beside_the_others(replays: dict[str, Replayed]
 
 
 RULES = "".join(f"Rule {n}: look at file {n * 7919 % 1000} before you change it.\n" for n in range(24))
+SESSIONS = 3
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": {"type": "object"}}}
     for name in ("read", "write", "search")
 ]
 
 
-def body(model: Path, number: int, history: list[dict[str, str]]) -> dict[str, Any]:
+def body(model: Path, session: int, number: int, history: list[dict[str, str]]) -> dict[str, Any]:
     """A turn of an agent: a billing line that varies, rules, tools, and a history that grows."""
     line = (
         f"x-anthropic-billing-header: cc_version=2.1.39.{number}c; cc_entrypoint=cli; cch={number * 7919 % 99991:05};"
     )
-    messages = [{"role": "system", "content": f"{line}\n{RULES}"}, *history]
+    system = f"{line}\nThis is session {session}.\n{RULES}"
+    messages = [{"role": "system", "content": system}, *history]
     return {"model": str(model), "messages": messages, "tools": TOOLS, "max_tokens": 8}
 
 
-def turns(side: Side, model: Path, history: list[dict[str, str]], numbers: range) -> list[Told]:
+def turns(side: Side, model: Path, session: int, history: list[dict[str, str]], numbers: range) -> list[Told]:
     told = []
     for number in numbers:
         history.append({"role": "user", "content": f"Step {number}: " + "look at the next line " * (5 + number)})
-        told.append(ask(side.endpoint, body(model, number, history)))
+        told.append(ask(side.endpoint, body(model, session, number, history)))
         history.append({"role": "assistant", "content": told[-1].text})
     return told
 
 
 def test_an_agents_session_hits_what_it_repeats_and_goes_on_at_the_second_node(tiny: Path) -> None:
-    history: list[dict[str, str]] = []
     with nodes(tiny, paired=True) as (first, second):
-        on_first = turns(first, tiny, history, range(5))
-        settle(first, 5)
-        (on_second,) = turns(second, tiny, history, range(5, 6))
-    # Each prompt begins with all of the one before it but the marks that begin the answer.
-    opening = len(symbols(())) - 1
-    repeated = sum(before.prompt_tokens - opening for before, _ in pairwise(on_first))
-    assert sum(each.reused_tokens for each in on_first) >= 0.95 * repeated
-    assert {each.source for each in on_first[1:]} == {"ram"}
-    assert on_second.source == "peer"
-    blocks = on_first[-1].prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-    assert on_second.reused_tokens >= blocks
+        # For so small a model a peer has a quarter of a second to answer, which a busy machine may miss: then the
+        # second node computes, and has that session itself from there on. So another session is tried.
+        for session in range(SESSIONS):
+            history: list[dict[str, str]] = []
+            on_first = turns(first, tiny, session, history, range(5))
+            settle(first, 5 * (session + 1))
+            (on_second,) = turns(second, tiny, session, history, range(5, 6))
+            # Each prompt begins with all of the one before it but the marks that begin the answer.
+            opening = len(symbols(())) - 1
+            repeated = sum(before.prompt_tokens - opening for before, _ in pairwise(on_first))
+            assert sum(each.reused_tokens for each in on_first) >= 0.95 * repeated
+            assert {each.source for each in on_first[1:]} == {"ram"}
+            if on_second.source == "peer":
+                break
+        assert on_second.source == "peer"
+        assert on_second.reused_tokens >= on_first[-1].prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 @pytest.mark.nightly
