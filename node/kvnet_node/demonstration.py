@@ -21,6 +21,7 @@ from kvnet.engine.gguf_source import DEMO_MODEL_NAME, DEMO_REQUIREMENT, find_dem
 from kvnet.errors import EngineError, UsageError
 from kvnet_node.events import Progress
 from kvnet_node.failures import Failure, error_of
+from kvnet_node.processes import ended_after
 
 DEMO_QUESTION = "Which telescope works through cloud, and what must nobody use between sunset and sunrise?"
 ANSWER_TOKENS = 48
@@ -102,6 +103,7 @@ class DemoPlan:
 
 
 Say = Callable[[str], None]
+Show = Callable[[Progress], None]
 
 
 class Side:
@@ -111,13 +113,15 @@ class Side:
         name: "A" or "B".
         data_dir: its own data directory.
         say: tells the person what is done.
+        show: takes how far a command is.
     """
 
-    def __init__(self, name: str, data_dir: Path, say: Say) -> None:
+    def __init__(self, name: str, data_dir: Path, say: Say, show: Show | None = None) -> None:
         self.name = name
         self.endpoint = ""
         self.data_dir = data_dir
         self._say = say
+        self._show = show
         self._node: subprocess.Popen[bytes] | None = None
 
     def run(self, *arguments: str, shown: str = "", typed: str = "") -> dict[str, Any]:
@@ -133,17 +137,27 @@ class Side:
         """
         if shown:
             self._say(f"{self.name}: kvnet {shown}")
-        completed = subprocess.run(
-            [*_kvnet(self.data_dir), *arguments],
-            capture_output=True,
+        process = subprocess.Popen(
+            [*_kvnet(self.data_dir, quiet=self._show is None), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=_environment(),
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-            input=typed.encode(),
         )
-        if completed.returncode:
-            raise _failure(completed.stderr, f"{self.name}: kvnet {arguments[0]}")
-        result: dict[str, Any] = msgspec.json.decode(completed.stdout.splitlines()[-1])
+        result: dict[str, Any] = {}
+        with ended_after(process, COMMAND_TIMEOUT_S):
+            assert process.stdin is not None  # noqa: S101 - asked for, as the others
+            assert process.stdout is not None  # noqa: S101
+            assert process.stderr is not None  # noqa: S101
+            process.stdin.write(typed.encode())
+            process.stdin.close()
+            for line in process.stdout:
+                result = msgspec.json.decode(line)
+                if self._show is not None and result.get("type") == "progress":
+                    self._show(msgspec.convert(result, Progress))
+            said = process.stderr.read()
+        if process.returncode:
+            raise _failure(said, f"{self.name}: kvnet {arguments[0]}")
         return result
 
     def say(self, text: str) -> None:
@@ -220,8 +234,8 @@ class Side:
         )
 
 
-def _kvnet(data_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "kvnet_node", "--data-dir", str(data_dir), "--json", "--quiet"]
+def _kvnet(data_dir: Path, *, quiet: bool = True) -> list[str]:
+    return [sys.executable, "-m", "kvnet_node", "--data-dir", str(data_dir), "--json", *(["--quiet"] if quiet else [])]
 
 
 def _environment() -> dict[str, str]:
@@ -243,11 +257,11 @@ def _failure(stderr: bytes, what: str) -> Exception:
 
 
 @contextmanager
-def two_sides(say: Say) -> Iterator[tuple[Side, Side, Path]]:
+def two_sides(say: Say, show: Show | None = None) -> Iterator[tuple[Side, Side, Path]]:
     """Two nodes with data directories of their own in a temporary folder; everything is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="kvnet-demo-") as folder:
         root = Path(folder)
-        first, second = Side("A", root / "a", say), Side("B", root / "b", say)
+        first, second = Side("A", root / "a", say, show), Side("B", root / "b", say, show)
         try:
             yield first, second, root
         finally:
@@ -255,13 +269,13 @@ def two_sides(say: Say) -> Iterator[tuple[Side, Side, Path]]:
             first.end()
 
 
-def run_demo(plan: DemoPlan, say: Say) -> DemoResult:
+def run_demo(plan: DemoPlan, say: Say, show: Show | None = None) -> DemoResult:
     """Run the demo and return what it found.
 
     Raises:
         KvnetError: whatever a command reported.
     """
-    with two_sides(say) as (first, second, root):
+    with two_sides(say, show) as (first, second, root):
         document, chat = root / "handbook.txt", root / "question.json"
         document.write_text(plan.document, encoding="utf-8")
         chat.write_bytes(msgspec.json.encode(chat_about(document, plan.question)))

@@ -193,6 +193,7 @@ def _announce(settings: "Settings", services: Services, output: Output, said: _S
         "policy": settings.config.trust_policy,
         "pid": os.getpid(),
         "control_socket": str(said.control),
+        "alone": _is_alone(services),
         "discovery": services.surroundings.discovery if services.surroundings is not None else "",
         "version": kvnet.__version__,
     }
@@ -206,6 +207,13 @@ def _announce(settings: "Settings", services: Services, output: Output, said: _S
         output.message(f"the endpoint is at another port than usual, {services.endpoint[0]}: {said.moved}")
 
 
+def _is_alone(services: Services) -> bool:
+    """Whether no other machine shares anything with this one yet."""
+    files, rosters = services.identity.swarms, services.memberships.rosters
+    known = (rosters.roster(namespace.id) for namespace in (files.mine, *files.swarms()))
+    return not files.swarms() and not any(roster is not None and len(roster.members) > 1 for roster in known)
+
+
 def _model_text(record: dict[str, Any]) -> str:
     if record["model"]:
         return f"{record['model']}, loaded at the first request"
@@ -216,6 +224,8 @@ def _screen(record: dict[str, Any]) -> str:
     steps = ["kvnet add PATH --name NAME"] if record["model"] else ["kvnet model list"]
     if record["endpoint"] and record["model"]:
         steps.append("kvnet connect CLIENT")
+    if record["alone"]:
+        steps.append("kvnet invite --device, which pairs another machine of yours: kvnet join - there")
     lines = pairs(
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),

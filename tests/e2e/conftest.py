@@ -88,6 +88,10 @@ class Kvnet:
             raise
         return Ran(process.returncode, stdout, stderr)
 
+    def typed(self, command: str) -> str:
+        """How a command for this data directory is suggested."""
+        return f"kvnet --data-dir {self.data_dir} {command}"
+
     def json(self, *arguments: str, **environment: str) -> dict[str, Any]:
         """The result of a command that must succeed."""
         return self("--json", "--quiet", *arguments, **environment).result

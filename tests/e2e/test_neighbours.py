@@ -93,7 +93,7 @@ async def test_members_on_one_network_have_a_session_and_strangers_are_only_list
         await until(node, lambda peers, wanted=expectation: (states(peers), members(peers)) == wanted)  # type: ignore[misc]
     told = street.nodes[2]("peers")
     assert "shares no namespace" in told.stdout
-    assert "kvnet invite --device here, then kvnet join - there" in told.stdout
+    assert street.nodes[2].typed("invite --device here, then kvnet join - there") in told.stdout
 
 
 async def test_the_doctor_finds_nothing_wrong_between_members(street: Street) -> None:

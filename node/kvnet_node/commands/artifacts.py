@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet.errors import IntegrityError
+from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
     ArtifactRequest,
@@ -141,13 +142,21 @@ def unpin(artifact: str, /, *, context: Context) -> None:
     context.output.result(result, lambda unpinned: f"unpinned {unpinned.artifact}")
 
 
-def remove(artifact: str, /, *, everywhere: bool = False, context: Context) -> None:
+def remove(artifact: str, /, *, everywhere: bool = False, yes: bool = False, context: Context) -> None:
     """Remove a version of a name, and its artifact with the last name; or an artifact and all its names.
 
     Args:
         artifact: NAME (its newest version) or NAME@VERSION; or a full or short hash.
-        everywhere: from your other machines too, whatever it is called there.
+        everywhere: from your other machines too, whatever it is called there; asks first.
+        yes: do not ask.
     """
+    if everywhere and not yes:
+        require_terminal("what is removed from all your machines", f"kvnet rm {artifact} --everywhere --yes")
+        confirm(
+            context,
+            f"{artifact} is removed from all your machines, whatever it is called there. Remove it?",
+            "not removed",
+        )
     result = context.run("rm", RemoveRequest(artifact, everywhere), RemoveResult)
     context.output.result(result, render_removed)
     if everywhere and not (result.told or result.asleep):

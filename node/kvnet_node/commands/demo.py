@@ -29,7 +29,7 @@ def demo(
     plan = _plan(context, document, question, quick=quick)
     if plan.note:
         context.output.message(plan.note)
-    result = demonstration.run_demo(plan, context.output.message)
+    result = demonstration.run_demo(plan, context.output.message, context.output.event)
     context.output.result(result, _render)
     context.output.message(f"try the model on your own files: kvnet add PATH --name NAME --model {plan.model.name}")
     missing = demonstration.failures(result)

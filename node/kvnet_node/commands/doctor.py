@@ -12,7 +12,7 @@ from kvnet.errors import KvnetError
 from kvnet_node.config import Config
 from kvnet_node.findings import Finding
 from kvnet_node.invocation import Context
-from kvnet_node.output import escape, format_bytes, format_count, format_counted
+from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
 from kvnet_node.settings import SETTINGS, nearest_key
 
 _OTHER_VARIABLES = frozenset({"KVNET_DATA_DIR", "KVNET_CACHE_DIR", "KVNET_OPENBLAS"})
@@ -144,8 +144,48 @@ def _data_dir(context: Context) -> list[Finding]:
         if path.stat().st_mode & 0o077
     ]
     # A store is only opened with secrets that are in order.
-    store = [] if secrets else _store(context)
+    store = [] if secrets else [*_node(context, config), *_store(context)]
     return [*findings, *secrets, _disk(config, data_dir), *store, *_damage(data_dir), *_models(config, data_dir)]
+
+
+def _node(context: Context, config: Config) -> list[Finding]:
+    """Whether a node runs here, and what of others it uses."""
+    from kvnet_node.operations.requests import StatusRequest, StatusResult
+
+    try:
+        status = context.run("status", StatusRequest(), StatusResult)
+    except KvnetError as error:
+        return [Finding("node", "problem", error.message, error.hint)]
+    serving = f", serves nothing: {status.not_serving}" if status.not_serving else ""
+    running = (
+        Finding("node", "ok", f"running for {format_seconds(status.uptime_s)}, process {status.pid}{serving}")
+        if status.running
+        else Finding("node", "note", "not running: nobody finds this machine", "kvnet node start")
+    )
+    return [running, trust_finding(status.policy, config.lossy), verified_finding(status.reuse_verified)]
+
+
+def trust_finding(policy: str, lossy: str) -> Finding:
+    """Whose state is used; there is no setting that has unverified or untrusted state used."""
+    whose = "your own keys" if policy == "own" else "your own keys, members and publishers you trust"
+    inexact = "" if lossy == "never" else f"; lossy state is used too (reuse.lossy is {lossy})"
+    return Finding(
+        "reuse",
+        "ok" if not inexact else "note",
+        f"policy {policy}: only what is signed by {whose}, and verified{inexact}",
+    )
+
+
+def verified_finding(models: list[str]) -> Finding:
+    """Whether restoring state was proved on this machine."""
+    if models:
+        return Finding("reuse verified", "ok", f"kvnet selftest passed for {', '.join(models)}")
+    return Finding(
+        "reuse verified",
+        "note",
+        "not on this machine yet: state is reused without proof that it restores exactly here",
+        "kvnet selftest --model MODEL; kvnet model list shows which there are",
+    )
 
 
 def _store(context: Context) -> list[Finding]:

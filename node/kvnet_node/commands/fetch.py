@@ -33,7 +33,25 @@ def fetch(
     result = context.run("fetch", request, FetchResult, network_bootstrap=bootstrap)
     context.output.result(result, _render)
     if result.name:
-        context.output.message(f'ask it something: kvnet ask {result.name} "…"')
+        context.output.message(next_step(result))
+
+
+def next_step(result: FetchResult) -> str:
+    """What can be done with a fetched context here: without its model, nothing can be asked."""
+    ask = f'kvnet ask {result.name} "…"'
+    called = f"{escape(result.model)}, " if result.model else ""
+    if result.model_here == "yes":
+        return f"ask it something: {ask}"
+    if result.model_here == "perhaps":
+        return (
+            f"if the model it was computed with is here ({called}one of kvnet model list): {ask} --model MODEL; "
+            "it says when MODEL is another one"
+        )
+    return (
+        f"to ask it something, this machine needs the model it was computed with: {called}the same files as there. "
+        "Put them into the Hugging Face cache or ~/.lmstudio/models, or make them from the same GGUF file with "
+        "kvnet model import; kvnet model list shows what is here"
+    )
 
 
 def _render(result: FetchResult) -> str:

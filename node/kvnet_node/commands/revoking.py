@@ -1,8 +1,6 @@
 """``kvnet revoke``: have an artifact, or a key with all it signed, used and served no more."""
 
-import sys
-
-from kvnet.errors import UsageError
+from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context, Invocation
 from kvnet_node.operations.requests import RevokeRequest, RevokeResult
 from kvnet_node.output import format_counted
@@ -57,21 +55,16 @@ def let_in_text(guests: list[str]) -> str:
 
 def _confirm(context: Invocation, target: str, reason: str, *, guests: bool) -> None:
     seen = context.run("revoke", RevokeRequest(target, reason, dry_run=True, guests=guests), RevokeResult)
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "expected somebody at a terminal to confirm what is revoked for good, found none",
-            hint=f"kvnet revoke {target} --yes says it beforehand",
-        )
+    require_terminal("what is revoked for good", f"kvnet revoke {target} --yes")
     what = "the key and all it signed" if seen.kind == "publisher" else ", ".join(seen.names or seen.targets)
-    context.output.warning(
+    question = (
         f"{what}, and what was derived from it, will be used and served no more.\n"
         f"It counts for {seen.whom}, and is told to members of {', '.join(seen.scopes)}. "
         f"{format_counted(seen.held, 'artifact')} here are concerned.\n"
         f"{_expected(seen)}"
-        "There is no way back. Revoke it? Type yes:"
+        "There is no way back. Revoke it?"
     )
-    if sys.stdin.readline().strip() != "yes":
-        raise UsageError("not revoked: the answer was not yes")
+    confirm(context, question, "not revoked")
 
 
 def _expected(seen: RevokeResult) -> str:

@@ -1,8 +1,7 @@
 """``kvnet share`` and ``kvnet publish``: let others read what is yours, by name."""
 
-import sys
-
 from kvnet.errors import UsageError
+from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context, Invocation
 from kvnet_node.operations.requests import ShareRequest, ShareResult
 from kvnet_node.output import format_bytes, format_count, format_counted
@@ -62,19 +61,14 @@ def publish(artifact: str, /, *, yes: bool = False, context: Context) -> None:
 
 
 def _confirm(context: Invocation, artifact: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "expected somebody at a terminal to confirm what becomes public, found none",
-            hint=f"kvnet publish {artifact} --yes says it beforehand",
-        )
+    require_terminal("what becomes public", f"kvnet publish {artifact} --yes")
     seen = context.run("share", ShareRequest(artifact, "public", dry_run=True), ShareResult)
-    context.output.warning(
+    question = (
         f"{artifact} becomes readable by everybody: {_what(seen)}.\n"
         "That is the text itself: K/V can be turned back into it. Who has fetched it keeps it; nothing takes it back.\n"
-        "Publish it? Type yes:"
+        "Publish it?"
     )
-    if sys.stdin.readline().strip() != "yes":
-        raise UsageError("not published: the answer was not yes")
+    confirm(context, question, "not published")
 
 
 def _what(result: ShareResult) -> str:

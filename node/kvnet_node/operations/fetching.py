@@ -24,6 +24,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.needed_model import needed_model
 from kvnet_node.operations.reaching import locate, reach, reaching
 from kvnet_node.services import Services
 from kvnet_node.targets import parse_target
@@ -169,7 +170,10 @@ async def _finish(
             seconds=seconds,
             n_bytes=fetched.fetched_bytes,
         )
+    model, model_here = await needed_model(services, record.manifest.fingerprint.hash)
     return r.FetchResult(
+        model=model,
+        model_here=model_here,
         artifact=artifact_text(record.hash),
         bytes=record.manifest.total_size_bytes,
         chunks=record.manifest.n_chunks,

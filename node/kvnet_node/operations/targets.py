@@ -1,5 +1,6 @@
 """What a person means by an artifact: a name, a version of a name, a full hash or a short one."""
 
+import difflib
 import re
 from contextlib import suppress
 
@@ -8,6 +9,10 @@ from kvnet.format.hashes import ARTIFACT_PREFIX, SHORT_CHARACTERS, ArtifactHash,
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.names import NamedVersion
 from kvnet_node.services import Services
+
+MAX_CLOSE = 3
+CLOSE_CUTOFF = 0.6
+"""How many names are offered in place of an unknown one, and how much of it they share (`difflib`'s own measure)."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(?:@[1-9][0-9]{0,8})?")
 
@@ -37,7 +42,7 @@ async def resolve_version(services: Services, text: str) -> NamedVersion | Artif
                     return await services.lane.run(services.store.resolve, text)
             # What begins like a hash is one that was cut too short, and no name to be given.
             if not text.startswith(ARTIFACT_PREFIX[:-1]):
-                raise
+                raise await _unknown_name(services, text) from None
     if not is_hash:
         raise UsageError(
             f"expected a name or an artifact hash: `{ARTIFACT_PREFIX}` and at least {SHORT_CHARACTERS} more "
@@ -45,6 +50,20 @@ async def resolve_version(services: Services, text: str) -> NamedVersion | Artif
             hint="kvnet list shows names and hashes",
         )
     return await services.lane.run(services.store.resolve, text)
+
+
+async def _unknown_name(services: Services, text: str) -> UnknownNameError:
+    """That nothing here is called so, and what is called nearly so."""
+    name, at, version = text.partition("@")
+    names = await services.lane.run(services.names.names)
+    if name in names:
+        there = ", ".join(each.text for each in await services.lane.run(services.names.versions, name))
+        return UnknownNameError(
+            f"no version {version} of {name} on this node; there are: {there}", hint=f"{name} alone is the newest"
+        )
+    close = difflib.get_close_matches(name, names, n=MAX_CLOSE, cutoff=CLOSE_CUTOFF)
+    hint = f"did you mean {' or '.join(f'{each}{at}{version}' for each in close)}? " if close else ""
+    return UnknownNameError(f"no named context {name} on this node", hint=f"{hint}kvnet list shows names and hashes")
 
 
 async def held_artifact(services: Services, text: str) -> ArtifactRecord:

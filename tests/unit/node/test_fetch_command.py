@@ -5,9 +5,9 @@ import pytest
 from kvnet.exchange.events import FetchProgress
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
-from kvnet_node.commands.fetch import _LEFT, _part
+from kvnet_node.commands.fetch import _LEFT, _part, next_step
 from kvnet_node.operations.fetching import shown_text
-from kvnet_node.operations.requests import Provided
+from kvnet_node.operations.requests import FetchResult, Provided
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,17 @@ def test_only_reasons_that_there_are_have_words() -> None:
 def test_fetch_that_nobody_serves_just_now_says_that_it_waits(waiting: bool, said: str) -> None:
     event = FetchProgress(10, 40, 1, 4, PeerId(b""), held_chunks=2, waiting=waiting)
     assert shown_text(event) == f"3/6 chunks verified{said}"
+
+
+@pytest.mark.parametrize(
+    ("here", "said", "unsaid"),
+    [
+        ("yes", "kvnet ask lamp", "--model"),
+        ("perhaps", "--model MODEL", "needs the model"),
+        ("no", "needs the model it was computed with: qwen", "kvnet ask"),
+    ],
+)
+def test_the_next_step_after_a_fetch_is_one_that_works(here: str, said: str, unsaid: str) -> None:
+    result = FetchResult("bafyr4i", 1, 1, 1, 1.0, [], "kvpub1", "lamp", complete=True, model="qwen", model_here=here)
+    assert said in next_step(result)
+    assert unsaid not in next_step(result)

@@ -229,6 +229,8 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         fetched_bytes: bytes that came over the network now.
         resumed_chunks: chunks that were here before, from an earlier fetch or another artifact; 0 when there was
             nothing to fetch.
+        model: what the model it was computed with is called, by this node or a peer; "" when nobody says.
+        model_here: "yes", "no", or "perhaps" while models are here that were never loaded.
     """
 
     artifact: str
@@ -243,3 +245,5 @@ class FetchResult(Result, frozen=True, tag="fetch"):
     tokens: int = 0
     fetched_bytes: int = 0
     resumed_chunks: int = 0
+    model: str = ""
+    model_here: str = "yes"
