@@ -1,13 +1,13 @@
 """What members are called: by their labels, told apart where several have the same. Two Macs may have one host name."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvnet.errors import UsageError
 from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
 from kvnet.trust.keys import publisher_text
-from kvnet.trust.roster import Member
+from kvnet.trust.roster import Member, Roster
 
 TAG_CHARACTERS = 8
 """Of the end of a peer id or publisher id, where labels are not enough."""
@@ -56,6 +56,22 @@ def members_called(members: Sequence[Member], wanted: str) -> list[Member]:
     return [
         each for each in members if any(id_.endswith(end) for id_ in (publisher_text(each.publisher), *_peers(each)))
     ]
+
+
+def machine_called(
+    roster: Roster, wanted: str, keys_of_machine: Callable[[Roster, bytes], frozenset[bytes]]
+) -> list[Member]:
+    """All keys of the one machine that a label or an id means.
+
+    Raises:
+        UsageError: no member is called so, or members of several machines are.
+    """
+    members = list(roster.members.values())
+    named = members_called(members, wanted)
+    keys = keys_of_machine(roster, named[0].publisher) if named else frozenset()
+    if not keys or any(each.publisher not in keys for each in named):
+        raise not_one(members, named, wanted)
+    return [each for each in members if each.publisher in keys]
 
 
 def not_one(members: Sequence[Member], found: Sequence[Member], wanted: str) -> UsageError:

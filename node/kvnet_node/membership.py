@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvnet.errors import NetworkError, PeerUnreachableError, TrustError, UsageError
+from kvnet.errors import PeerUnreachableError, TrustError, UsageError
 from kvnet.exchange.enrolment import Reception, enrol
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.node import ExchangeNode
@@ -16,46 +16,24 @@ from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import Admission
-from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.protocol.ids import PeerId
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import PublisherKey
 from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet.trust.roster import COLLEAGUE, DEVICE, Member, Roster
-from kvnet.trust.statement_bodies import MAX_ADDRESSES, MAX_MEMBERS, Invitation, Membership
+from kvnet.trust.statement_bodies import MAX_MEMBERS, Invitation, Membership
 from kvnet.trust.statements import MAX_INVITATION_LIFE_S, SignedStatement, sign_statement, timely
-from kvnet_node.calling import members_called, not_one
+from kvnet_node.calling import machine_called
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.invitations import new_secrets
+from kvnet_node.inviter import full_addresses, reach, shortened
+from kvnet_node.joined import Joined
 from kvnet_node.swarms import MINE, Known, no_swarm
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 MAX_LABEL_CHARACTERS: Final = 64
-DIAL_TIMEOUT_S: Final = 10.0
-INVITED_ADDRESSES: Final = 4
-"""Addresses in an invitation: enough for two networks, a VPN and IPv6; each makes the text and the QR code longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What joining did.
-
-    Attributes:
-        namespace: as it is called here.
-        role: of this node in it.
-        inviter: whoever let it in.
-        roster: who is in it, as far as is known now.
-        kept: id of the namespace that was ``mine`` and is kept; None when none was.
-        changed: False when this node was a member already.
-    """
-
-    namespace: Namespace
-    role: str
-    inviter: bytes
-    roster: Roster
-    kept: NamespaceId | None = None
-    changed: bool = True
 
 
 class Memberships:
@@ -162,7 +140,7 @@ class Memberships:
             uses=uses,
         )
         label = guest_label[:MAX_LABEL_CHARACTERS]
-        await self._lane.run(_add_invitation, self._identity, body, key.public, label)
+        await self._lane.run(partial(self._identity.invitations.add, body, signer=key.public, label=label))
         return sign_statement(body, key)
 
     async def _begun(self, swarm: str, own_label: str, peer: PeerId) -> tuple[Namespace, Roster, PublisherKey]:
@@ -356,8 +334,8 @@ class Memberships:
             )
         return namespace, roster
 
-    async def remove(self, swarm: str, wanted: str, *, guests: bool = False) -> tuple[Namespace, list[Member]]:
-        """Remove a member, with all keys of its machines.
+    def who_goes(self, swarm: str, wanted: str, *, guests: bool = False) -> tuple[Namespace, list[Member], list[bytes]]:
+        """Whom removing a member would remove: all keys of its machines, and the guests that go with it.
 
         Args:
             swarm: name of the namespace.
@@ -365,24 +343,28 @@ class Memberships:
             guests: whom it has let in, and those in turn, go as well; they may be invited again.
 
         Raises:
-            UsageError: no member is called so, or several are.
-            TrustError: this node may not remove them.
+            UsageError: no member is called so, or several are, or it is this node.
         """
         namespace, roster = self.roster_of(swarm)
-        members = list(roster.members.values())
-        named = members_called(members, wanted)
-        keys = self.rosters.keys_of_machine(roster, named[0].publisher) if named else frozenset()
-        if not keys or any(each.publisher not in keys for each in named):
-            raise not_one(members, named, wanted)
-        gone = [each for each in members if each.publisher in keys]
-        if any(key.public == each.publisher for key in self._identity.publisher_keys() for each in gone):
+        gone = machine_called(roster, wanted, self.rosters.keys_of_machine)
+        own = {key.public for key in self._identity.publisher_keys()}
+        if any(each.publisher in own for each in gone):
             raise UsageError(
                 "expected another member, found this node itself",
                 hint=f"kvnet leave {swarm}" if swarm != MINE else "run it on another of your machines",
             )
-        let_in = roster.guests_of(keys) if guests else frozenset()
-        own = {key.public for key in self._identity.publisher_keys()}
-        await self.rekeyer.remove(namespace.id, [each.publisher for each in gone], guests=let_in - own)
+        let_in = roster.guests_of({each.publisher for each in gone}) if guests else frozenset()
+        return namespace, gone, sorted(let_in - own)
+
+    async def remove(self, swarm: str, wanted: str, *, guests: bool = False) -> tuple[Namespace, list[Member]]:
+        """Remove a member, with all keys of its machines; arguments as of `who_goes`.
+
+        Raises:
+            UsageError: as `who_goes`.
+            TrustError: this node may not remove them.
+        """
+        namespace, gone, let_in = self.who_goes(swarm, wanted, guests=guests)
+        await self.rekeyer.remove(namespace.id, [each.publisher for each in gone], guests=frozenset(let_in))
         return namespace, gone
 
     async def leave(self, swarm: str) -> Namespace:
@@ -409,79 +391,3 @@ class Memberships:
         await self._lane.run(self._identity.swarms.drop_unknown)
         await self._lane.run(self._identity.invitations.withdraw_others, held)
         await self._statements.forget_others(held)
-
-
-def shortened(addresses: Sequence[str], peer: PeerId) -> tuple[str, ...]:
-    """Addresses for an invitation: without the peer id that it names anyway, loopback only when there is nothing else.
-
-    Args:
-        addresses: of the inviter, each ending in ``/p2p/`` and its peer id.
-        peer: the inviter.
-    """
-    own = f"/p2p/{peer_text(peer)}"
-    outside = [each for each in addresses if "/127.0.0.1/" not in each and "/ip6/::1/" not in each]
-    chosen = sorted(outside, key=_likelihood)[: min(INVITED_ADDRESSES, MAX_ADDRESSES)] or list(addresses)[:1]
-    return tuple(each.removesuffix(own) for each in chosen)
-
-
-def _likelihood(address: str) -> int:
-    """Home and office networks first; bridges of containers and link-local addresses, which lead nowhere else, last."""
-    order = (
-        "/ip4/192.168.",
-        "/ip4/10.",
-        "/ip4/100.",
-        "/ip4/",
-        "/ip6/2",
-        "/ip6/",
-        "/ip4/172.17.",
-        "/ip6/fe80",
-        "/ip4/169.254.",
-    )
-    return max(place for place, start in enumerate(order) if address.startswith(start) or start == order[0])
-
-
-def full_addresses(invitation: Invitation) -> tuple[str, ...]:
-    """The addresses of an invitation, each with the peer id of who is there."""
-    own = f"/p2p/{peer_text(PeerId(invitation.peer))}"
-    return tuple(each if "/p2p/" in each else each + own for each in invitation.addresses)
-
-
-async def reach(node: ExchangeNode, invitation: Invitation) -> PeerSession:
-    """An open session with the inviter, over whichever of its addresses answers first.
-
-    Raises:
-        PeerUnreachableError: none does.
-    """
-    peer = PeerId(invitation.peer)
-    known = node.session_with(peer)
-    if known is not None and not known.closed.is_set():
-        return known
-    reasons: list[str] = []
-    addresses = [each for each in full_addresses(invitation) if each.endswith(f"/p2p/{peer_text(peer)}")]
-    found: list[PeerSession] = []
-
-    async def dial(address: str, scope: trio.CancelScope) -> None:
-        try:
-            session = await node.connect(address, timeout_s=DIAL_TIMEOUT_S)
-        except (NetworkError, UsageError) as error:
-            reasons.append(str(error))
-            return
-        if session is not None and session.peer == peer:
-            found.append(session)
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for address in addresses:
-            nursery.start_soon(dial, address, nursery.cancel_scope)
-    if not found:
-        raise PeerUnreachableError(
-            f"expected the inviter at {', '.join(addresses) or 'an address'}, found nobody there"
-            + (f" ({reasons[0]})" if reasons else ""),
-            hint="is kvnet node start running on the other machine, and are both in one network? "
-            "kvnet doctor --network looks",
-        )
-    return found[0]
-
-
-def _add_invitation(identity: NodeIdentity, body: Invitation, signer: bytes, label: str) -> None:
-    identity.invitations.add(body, signer=signer, label=label)

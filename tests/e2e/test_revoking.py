@@ -76,7 +76,7 @@ def test_an_artifact_is_revoked_for_good_without_a_running_node(kvnet: Kvnet, tm
     attest(kvnet, artifact)
     unasked = kvnet("revoke", artifact)
     assert (unasked.code, unasked.stdout) == (2, "")
-    assert f"kvnet revoke {artifact} --yes" in unasked.stderr
+    assert kvnet.typed(f"revoke {artifact} --yes") in unasked.stderr
 
     done = kvnet("revoke", artifact, "--yes", "--reason", "made with a broken build")
     assert (done.code, set(done.stdout.split())) == (0, {artifact, copy}), "what was shared of it goes too"
@@ -100,13 +100,13 @@ def test_what_is_not_ones_own_or_not_known_is_not_revoked(kvnet: Kvnet, tmp_path
     prepare(kvnet, tmp_path, theirs, trusts=OWN)
     of_others = kvnet("--json", "revoke", artifact_text(theirs.hash), "--yes")
     assert of_others.code == 30
-    assert "kvnet key untrust " + publisher_text(FRIEND.public) in of_others.stderr
+    assert kvnet.typed("key untrust ") + publisher_text(FRIEND.public) in of_others.stderr
     unknown = kvnet("--json", "revoke", publisher_text(FRIEND.public), "--yes")
     assert unknown.code == 2
     assert "nobody here knows" in unknown.stderr
     signing = kvnet("--json", "revoke", identity_of(kvnet).publisher(), "--yes")
     assert signing.code == 2
-    assert "kvnet key rotate" in signing.stderr
+    assert kvnet.typed("key rotate") in signing.stderr
     # A trusted key: for the own machines alone.
     done = kvnet("revoke", publisher_text(OWN.public), "--yes")
     assert done.code == 0

@@ -88,7 +88,7 @@ def test_what_one_machine_added_is_found_by_one_that_met_another_alone(
     assert fetched(third, late)["complete"] is True
     third.json("node", "stop")
     kvnet.watch(lambda seen: [each["peer"] for each in seen["peers"] if each["member"]] == [bob["peer"]], "peers")
-    gone = kvnet("rm", late, "--everywhere")
+    gone = kvnet("rm", late, "--everywhere", "--yes")
     assert gone.code == 0, gone.stderr
     assert re.search(r"removed from .*bob", gone.stdout)
     assert re.search(r"asleep, .*: .*cat", gone.stdout)
@@ -117,13 +117,17 @@ def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, oth
         ("friends", "colleague", 2),
     ]
     assert other("swarm", "remove", "bob", "--swarm", "friends").code == 2
-    removed = kvnet("swarm", "remove", "bob", "--swarm", "team")
+    unasked = kvnet("swarm", "remove", "bob", "--swarm", "team")
+    assert unasked.code == 2
+    assert "swarm remove bob --swarm team --yes" in unasked.stderr
+    assert len(kvnet.json("swarm", "members", "team")["members"]) == 2
+    removed = kvnet("swarm", "remove", "bob", "--swarm", "team", "--yes")
     assert removed.code == 0
-    assert "kvnet revoke kvpub1" in removed.stderr
+    assert kvnet.typed("revoke kvpub1") in removed.stderr
     assert [each["label"] for each in kvnet.json("swarm", "members", "team")["members"]] != ["bob"]
     again = kvnet.json("share", artifact_text(hold_more(kvnet)), "--to", "team")
     assert other("fetch", again["artifacts"][0]).code == 60
-    assert other.json("leave", "friends")["artifacts"] == 1
+    assert other.json("leave", "friends", "--yes")["artifacts"] == 1
 
 
 def hold_more(kvnet: Kvnet) -> ArtifactHash:
@@ -142,7 +146,7 @@ def hold_more(kvnet: Kvnet) -> ArtifactHash:
         (("invite", "--colleague"), 2, "--swarm NAME"),
         (("invite", "--colleague", "--swarm", "mine"), 2, "your own machines share"),
         (("invite", "--device", "--expires", "soon"), 2, "30m, 24h or 7d"),
-        (("share", "bafyr4iaaaaaaaa", "--to", "public"), 2, "kvnet publish"),
+        (("share", "bafyr4iaaaaaaaa", "--to", "public"), 2, "publish"),
         (("join", "kvinv1aaaa"), 2, "checksum"),
         (("join", "-"), 2, "beginning kvinv1"),
         (("leave", "mine"), 2, "every node has"),

@@ -12,7 +12,8 @@ from kvnet.network.memory import World
 from kvnet.store.names import NameBook
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet_node.identity import NodeIdentity
-from kvnet_node.membership import Joined, Memberships
+from kvnet_node.joined import Joined
+from kvnet_node.membership import Memberships
 from kvnet_node.paths import DataPaths
 from kvnet_node.removals import Removals
 from tests.simulated.nodes import Node, start_node, wall_s

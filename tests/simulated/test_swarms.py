@@ -21,7 +21,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC
 from kvnet.trust.statement_bodies import Membership, Removal
 from kvnet.trust.statements import sign_statement
-from kvnet_node.membership import reach
+from kvnet_node.inviter import reach
 from tests.simulated.members import Member, met, start_member
 from tests.simulated.nodes import NOW_S, wall_s
 

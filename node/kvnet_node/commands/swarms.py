@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -18,6 +19,7 @@ from kvnet.network.places import LOOPBACK, host_of
 from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet_node.commands.revoking import let_in_text
+from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context, Invocation, positive
 from kvnet_node.operations.requests import (
     InviteRequest,
@@ -206,12 +208,20 @@ def _joined_text(result: JoinResult) -> str:
     return "\n".join(lines)
 
 
-def leave(swarm: str, /, *, context: Context) -> None:
-    """Leave a swarm: its secrets are forgotten here. Its members are not told.
+def leave(swarm: str, /, *, yes: bool = False, context: Context) -> None:
+    """Leave a swarm: its secrets are forgotten here. Its members are not told. Asks first.
 
     Args:
         swarm: its name, as kvnet swarm list shows it.
+        yes: do not ask.
     """
+    if not yes and swarm != "mine":
+        require_terminal("that this machine leaves a swarm", f"kvnet leave {swarm} --yes")
+        confirm(
+            context,
+            f"this machine forgets the secrets of {swarm}; coming back takes a new invitation. Leave it?",
+            "not left",
+        )
     result = context.run("leave", SwarmRequest(swarm), LeaveResult)
     context.output.result(result, lambda _: "")
     held = format_counted(result.artifacts, "artifact")
@@ -270,14 +280,17 @@ def _seen(member: MemberEntry) -> str:
     return f"{format_seconds(max(0.0, time.time() - member.seen))} ago" if member.seen else "never"
 
 
-def remove(member: str, /, *, swarm: str = "mine", guests: bool = False, context: Context) -> None:
-    """Remove a member: what it has it keeps, what comes later it can neither find nor read.
+def remove(member: str, /, *, swarm: str = "mine", guests: bool = False, yes: bool = False, context: Context) -> None:
+    """Remove a member: what it has it keeps, what comes later it can neither find nor read. Asks first.
 
     Args:
         member: its name, publisher id or peer id, as kvnet swarm members shows them, or the end of an id.
         swarm: from which swarm; your own machines by default.
         guests: remove whom it has let in as well, and whom those have.
+        yes: do not ask.
     """
+    if not yes:
+        _confirm_removal(context, member, swarm, guests=guests)
     result = context.run("swarm remove", SwarmRemoveRequest(swarm, member, guests), SwarmRemoveResult)
     context.output.result(result, lambda _: "")
     asleep = f"\nasleep, and follow when they wake: {', '.join(result.asleep)}" if result.asleep else ""
@@ -286,4 +299,20 @@ def remove(member: str, /, *, swarm: str = "mine", guests: bool = False, context
         f"removed {escape(result.label or member)} from {result.swarm}, which has a new lookup secret now{asleep}\n"
         f"what it fetched before it keeps; what it signed before its removal stays in use, until its key is revoked:\n"
         f"{revoke}" + ("\n" + let_in_text(result.let_in) if result.let_in else "")
+    )
+
+
+def _confirm_removal(context: Invocation, member: str, swarm: str, *, guests: bool) -> None:
+    """Names who is meant by a label or the end of an id, so that nobody is removed by mistake."""
+    seen = context.run("swarm remove", SwarmRemoveRequest(swarm, member, guests, dry_run=True), SwarmRemoveResult)
+    flags = f"{'' if swarm == 'mine' else f' --swarm {swarm}'}{' --guests' if guests else ''} --yes"
+    require_terminal("who is removed", f"kvnet swarm remove {shlex.quote(member)}{flags}")
+    guests_text = f"\nIt has let in {len(seen.let_in)}, who stay without --guests: {', '.join(seen.let_in)}."
+    more = guests_text if seen.let_in else ""
+    confirm(
+        context,
+        f"{escape(seen.label or member)} is removed from {seen.swarm}: {', '.join(seen.removed)}.{more}\n"
+        f"{format_counted(seen.stays, 'member')} stay, with a new lookup secret; it comes back by an invitation alone. "
+        "Remove it?",
+        "not removed",
     )

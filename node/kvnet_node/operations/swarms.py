@@ -15,7 +15,7 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster
 from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.calling import names_of
-from kvnet_node.membership import full_addresses
+from kvnet_node.inviter import full_addresses
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.network import is_online, try_each
@@ -180,6 +180,8 @@ async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.Swar
     swarm, before = services.memberships.roster_of(request.swarm or MINE)
     # Whoever is awake follows within a moment, and its session ends with that.
     here = connected(services, swarm)
+    if request.dry_run:
+        return _would_remove(services, request, before, here)
     namespace, gone = await services.memberships.remove(swarm.name, request.member, guests=request.guests)
     _, roster = services.memberships.roster_of(namespace.name)
     return r.SwarmRemoveResult(
@@ -189,6 +191,23 @@ async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.Swar
         len(roster.members),
         asleep(services, roster, here),
         let_in(before, {each.publisher for each in gone}, roster),
+    )
+
+
+def _would_remove(
+    services: Services, request: r.SwarmRemoveRequest, before: Roster, here: frozenset[bytes]
+) -> r.SwarmRemoveResult:
+    namespace, gone, guests = services.memberships.who_goes(
+        request.swarm or MINE, request.member, guests=request.guests
+    )
+    leaving = {*(each.publisher for each in gone), *guests}
+    return r.SwarmRemoveResult(
+        namespace.name,
+        [publisher_text(each) for each in sorted(leaving)],
+        names_of(before.members.values()).get(gone[0].publisher, ""),
+        len(before.members) - len(leaving),
+        asleep(services, before, here),
+        [] if request.guests else let_in(before, leaving, before),
     )
 
 

@@ -159,11 +159,13 @@ class SwarmRemoveRequest(Request, frozen=True):
         swarm: from which namespace.
         member: its label, publisher text or peer id, or the end of an id.
         guests: whom it has let in goes as well.
+        dry_run: only say who would be removed.
     """
 
     swarm: str
     member: str
     guests: bool = False
+    dry_run: bool = False
 
 
 class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
