@@ -7,7 +7,7 @@ from typing import TypeVar
 from kvnet.errors import StoreFullError
 from kvnet.format.hashes import ArtifactHash
 from kvnet.store.compacting import Compacting
-from kvnet.store.eviction import is_fresh
+from kvnet.store.eviction import is_fresh, too_late_s
 from kvnet.store.failures import storage_errors
 from kvnet.store.interface import Collected
 from kvnet.store.opening import Parts
@@ -119,10 +119,12 @@ class Collector:
 
     def tidy(self, *, unused_s: float) -> Collected:
         """See the store's interface."""
+        now_s = self._now()
         with self._gate:
             before = self._parts.space.held_bytes()
-            expired = self._parts.space.unused_since(self._now() - unused_s)
-        self._remove_expired(self._now())
+            self._parts.index.correct_uses(too_late_s(now_s), now_s)
+            expired = self._parts.space.unused_since(now_s - unused_s)
+        self._remove_expired(now_s)
         removed = self._let_go(expired)
         self.compacting.run()
         removed += self._let_go(self._surplus())

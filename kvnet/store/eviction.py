@@ -14,6 +14,15 @@ an add then finds room, and need not make it."""
 FRESH_S: Final = 60.0
 """What was used within so many seconds is not let go in the background: somebody is about to use it again."""
 
+AHEAD_S: Final = 24 * 3600.0
+CLOCK_SET_S: Final = 1_735_689_600.0
+"""The beginning of 2025, in seconds since 1970: a clock that shows less was not set yet, and says nothing."""
+
+
+def too_late_s(now_s: float) -> float:
+    """What was used later than this was used by a clock that was ahead: it counts as used now, not for years."""
+    return now_s + AHEAD_S if now_s >= CLOCK_SET_S else float("inf")
+
 
 def surplus_bytes(held_bytes: int, quota_bytes: int) -> int:
     """How much has to go in the background; 0 while no more than `HIGH_SHARE` of the quota is held."""

@@ -302,6 +302,11 @@ class Index(Database):
         with self._translated():
             self._db.execute("UPDATE artifacts SET last_used_s = max(last_used_s, ?) WHERE hash = ?", (now_s, artifact))
 
+    def correct_uses(self, too_late_s: float, now_s: float) -> None:
+        """Have what was used later than a time be used now."""
+        with self._translated():
+            self._db.execute("UPDATE artifacts SET last_used_s = ? WHERE last_used_s > ?", (now_s, too_late_s))
+
     def artifacts_of(self, fingerprint: FingerprintHash, namespace: NamespaceId) -> list[ArtifactHash]:
         """Readable artifacts of a model in a namespace, the last used first."""
         query = (

@@ -350,6 +350,7 @@ class MemoryStore(BasicStore):
         """See the interface."""
         with self._lock:
             before, now_s = self._all.held_bytes(), self._now()
+            self._all.correct_uses(now_s)
             removed = self._all.expired(now_s - unused_s)
             self._evict(removed)
             victims = self._all.surplus(now_s)

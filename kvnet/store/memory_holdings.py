@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvnet.errors import StoreFullError
 from kvnet.format.hashes import ArtifactHash, ChunkHash, PrefixKey
-from kvnet.store.eviction import Candidate, choose_victims, is_fresh, surplus_bytes
+from kvnet.store.eviction import Candidate, choose_victims, is_fresh, surplus_bytes, too_late_s
 from kvnet.store.interface import ArtifactRecord
 from kvnet.store.memory_writer import MemoryPackWriter
 
@@ -77,6 +77,12 @@ class Holdings:
             lack -= sum(map(len, self.partials.pop(next(iter(self.partials))).values()))
         self.evict(victims)
         return victims
+
+    def correct_uses(self, now_s: float) -> None:
+        """Have what a clock that was ahead saw used be used now."""
+        for held in self.artifacts.values():
+            if held.last_used_s > too_late_s(now_s):
+                held.last_used_s = now_s
 
     def expired(self, before_s: float) -> list[ArtifactHash]:
         """Artifacts that may go and were last used before a time, in seconds since 1970."""

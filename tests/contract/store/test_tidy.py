@@ -37,6 +37,28 @@ def test_what_nobody_used_for_a_week_goes_and_what_was_asked_for_by_name_stays(
         check_whole(store, artifact)
 
 
+def test_what_a_clock_that_was_years_ahead_saw_used_goes_after_a_week_too(open_store: OpenStore, clock: Clock) -> None:
+    store = open_store()
+    right_s, clock.now_s = clock.now_s, clock.now_s + 400 * WEEK_S
+    publish(store, SIX[0])
+    clock.now_s = right_s
+    assert store.tidy(unused_s=WEEK_S).removed == ()
+    clock.now_s += WEEK_S - 1
+    assert store.tidy(unused_s=WEEK_S).removed == ()
+    clock.now_s += 2
+    assert store.tidy(unused_s=WEEK_S).removed == (SIX[0].hash,)
+
+
+def test_a_clock_that_was_not_set_yet_makes_nothing_old(open_store: OpenStore, clock: Clock) -> None:
+    store = open_store()
+    publish(store, SIX[0])
+    right_s, clock.now_s = clock.now_s, 3600.0
+    assert store.tidy(unused_s=WEEK_S).removed == ()
+    clock.now_s = right_s + 3600.0
+    assert store.tidy(unused_s=WEEK_S).removed == ()
+    check_whole(store, SIX[0])
+
+
 def test_a_store_that_is_nearly_full_is_emptied_to_the_lower_mark_so_that_the_next_add_evicts_nothing(
     open_store: OpenStore, clock: Clock
 ) -> None:
