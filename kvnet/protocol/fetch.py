@@ -381,5 +381,4 @@ class FetchMachine:
                 return [RequestChunks(idle.peer, (index,))]
             case LetGo(holder):
                 return [self._end(holder, DropReason.SLOW, now), *self._top_up(idle, now)]
-            case None:
-                return []
+        return []

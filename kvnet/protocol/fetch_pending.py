@@ -39,9 +39,6 @@ class PendingChunks:
         self._stale = True
         self._order_anew()
 
-    def __bool__(self) -> bool:
-        return bool(self._heap)
-
     def wanted_of(self, peer: FetchPeer) -> bool:
         """Whether a peer may have one of them."""
         return any(not peer.lacks(index) for _, index in self._heap)
