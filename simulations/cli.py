@@ -160,7 +160,7 @@ def _print(flags: argparse.Namespace, result: Any, text: str) -> None:
 def _run(flags: argparse.Namespace) -> None:
     from simulations import rendering
     from simulations.results import summary
-    from simulations.scenario import load
+    from simulations.scenario_files import load
 
     scenario = load(flags.scenario)
     result = _simulate(scenario, flags.policy, flags.seed)
@@ -172,7 +172,7 @@ def _run(flags: argparse.Namespace) -> None:
 def _compare(flags: argparse.Namespace) -> None:
     from simulations.estimating import ESTIMATED
     from simulations.policies import POLICIES
-    from simulations.scenario import load
+    from simulations.scenario_files import load
 
     scenario = load(flags.scenario)
     asked = [name.strip() for name in flags.policies.split(",") if name.strip()]
@@ -292,7 +292,7 @@ def _estimate(flags: argparse.Namespace) -> None:
 
 def _scenarios(flags: argparse.Namespace) -> None:
     from simulations.policies import POLICIES
-    from simulations.scenario import load, names
+    from simulations.scenario_files import load, names
 
     scenarios = [(name, load(name).title) for name in names()]
     policies = [(policy.name, policy.title) for policy in POLICIES.values()]

@@ -1,5 +1,6 @@
 """What would some machines like mine save on this trace? A scenario from a few flags and a calibration."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,7 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from kvnet.errors import MalformedError, UsageError
-from simulations.scenario import Scenario, parse
+from simulations.scenario import Scenario
+from simulations.scenario_files import parse
 from simulations.workload.traces import find
 from simulations.world.building import build
 
@@ -62,44 +64,40 @@ def scenario_of(
         MalformedError: the file holds no calibration.
         ConfigError: a value that cannot be.
     """
+    group, like = _alike(machines, chip, model, link, calibration)
+    stretched_by = partial(_scenario, find(trace), group, like, model, requests)
+    return stretched_by(stretch or max(1e-6, _leisurely(stretched_by(1.0))))
+
+
+def _alike(machines: int, chip: str, model: str, link: str, calibration: str) -> tuple[dict[str, Any], str]:
+    """The group of machines as a scenario has it, and what they are like, in words."""
     group: dict[str, Any] = {"count": machines, "chip": chip, "link": link}
-    like = f"{chip}, {model}"
-    if calibration:
-        measured = _read(Path(calibration))
-        like = f"calibrated with {measured.model}"
-        group["measured"] = {
-            "prefill": [[point.position, point.tokens_s] for point in measured.prefill],
-            "restore_bytes_s": measured.restore_bytes_s,
-            "restore_fixed_s": measured.restore_fixed_s,
-            "decode_bytes_s": {name: rate for name, rate in measured.decode_bytes_s.items() if rate > 0},
-            "kv_bytes_per_token": measured.kv_bytes_per_token,
-        }
-    path = find(trace)
-    stretched = ""
-    if stretch not in {0.0, 1.0}:
-        stretched = f", {stretch:.3g} times as slow" if stretch > 1 else f", {1 / stretch:.3g} times as fast"
-    workload = {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch or 1.0}
-    scenario = parse(
+    if not calibration:
+        return group, f"{chip}, {model}"
+    measured = _read(Path(calibration))
+    group["measured"] = {
+        "prefill": [[point.position, point.tokens_s] for point in measured.prefill],
+        "restore_bytes_s": measured.restore_bytes_s,
+        "restore_fixed_s": measured.restore_fixed_s,
+        "decode_bytes_s": {name: rate for name, rate in measured.decode_bytes_s.items() if rate > 0},
+        "kv_bytes_per_token": measured.kv_bytes_per_token,
+    }
+    return group, f"calibrated with {measured.model}"
+
+
+def _scenario(path: Path, group: dict[str, Any], like: str, model: str, requests: int, stretch: float) -> Scenario:
+    slowed = ""
+    if stretch != 1.0:
+        slowed = f", {stretch:.3g} times as slow" if stretch > 1 else f", {1 / stretch:.3g} times as fast"
+    return parse(
         {
             "name": "estimate",
-            "title": f"{machines:,} machines ({like}) on {link}: {path.name}{stretched}",
+            "title": f"{group['count']:,} machines ({like}) on {group['link']}: {path.name}{slowed}",
             "model": model,
             "machines": [group],
-            "workload": workload,
+            "workload": {"kind": "trace", "file": str(path), "requests": requests, "stretch": stretch},
         },
         where="estimate",
-    )
-    if stretch:
-        return scenario
-    return scenario_of(
-        trace,
-        machines=machines,
-        chip=chip,
-        model=model,
-        link=link,
-        calibration=calibration,
-        requests=requests,
-        stretch=max(1e-6, _leisurely(scenario)),
     )
 
 

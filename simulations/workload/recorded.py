@@ -1,6 +1,7 @@
 """Recorded requests as a stream: blocks of another size, conversations found again, turns sent to nodes."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -69,20 +70,9 @@ def recorded_stream(
         MalformedError: a line that does not fit, blocks that do not, or no request.
     """
     builder = StreamBuilder(path.stem, n_nodes, block_tokens=block_tokens)
-    trace = read(path)
-    if max(trace.block_tokens, block_tokens) % min(trace.block_tokens, block_tokens):
-        raise MalformedError(
-            f"{path}: block_size: expected a part or a multiple of {block_tokens} tokens, found {trace.block_tokens}"
-        )
-    rows = []
-    for request, labels, session in _labelled(trace, block_tokens):
-        rows.append((request, builder.segment_of(labels), session))
-        if len(rows) == limit:
-            break
-    if not rows:
-        raise MalformedError(f"{path}: expected a request, found none")
-    named = bool(rows and rows[0][0].session)
-    longest_s = max((request.arrival_s for request, _, _ in rows), default=0.0)
+    rows = _rows(path, builder, block_tokens, limit)
+    named = bool(rows[0][0].session)
+    longest_s = max(request.arrival_s for request, _, _ in rows)
     at: dict[int, int] = {}
     begins_s: dict[int, float] = {}
     for request, segment, session in rows:
@@ -101,6 +91,20 @@ def recorded_stream(
             n_shared=request.n_shared,
         )
     return builder.build()
+
+
+def _rows(path: Path, builder: StreamBuilder, block_tokens: int, limit: int) -> list[tuple[TraceRequest, int, int]]:
+    """The requests of a trace, each with its segment in the builder's tree and the number of its session."""
+    trace = read(path)
+    if max(trace.block_tokens, block_tokens) % min(trace.block_tokens, block_tokens):
+        raise MalformedError(
+            f"{path}: block_size: expected a part or a multiple of {block_tokens} tokens, found {trace.block_tokens}"
+        )
+    labelled = islice(_labelled(trace, block_tokens), limit or None)
+    rows = [(request, builder.segment_of(labels), session) for request, labels, session in labelled]
+    if not rows:
+        raise MalformedError(f"{path}: expected a request, found none")
+    return rows
 
 
 def _labelled(trace: Trace, block_tokens: int) -> Iterable[tuple[TraceRequest, list[int], int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulations.cli import arguments_parser
-from simulations.scenario import names, parse
+from simulations.scenario_files import names, parse
 from simulations.world.building import build
 from tests.docs.test_commands import ROOT, Shown, shown_commands, words_of
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from simulations.replay import prefix_hits
-from simulations.scenario import Scenario, parse
+from simulations.scenario import Scenario
+from simulations.scenario_files import parse
 from simulations.workload.work import prepare
 from simulations.world import run
 

@@ -6,7 +6,7 @@ from kvnet.errors import ConfigError
 from simulations.comparing import by_policy, compare, spread
 from simulations.rendering import comparison
 from simulations.results import summary
-from simulations.scenario import load
+from simulations.scenario_files import load
 from tests.simulations.examples import result
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvnet.errors import ConfigError
 from simulations.policies import POLICIES
-from simulations.scenario import SCENARIOS, Office, Scenario, Trace, find, load, names, parse
+from simulations.scenario import Office, Scenario, Trace
+from simulations.scenario_files import SCENARIOS, find, load, names, parse
 from simulations.world.building import build
 
 SMALLEST: dict[str, Any] = {

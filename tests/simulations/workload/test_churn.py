@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulations.scenario import Scenario, parse
+from simulations.scenario import Scenario
+from simulations.scenario_files import parse
 from simulations.workload.churn import Absence, Change, _apart
 from simulations.workload.work import Work, prepare
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from simulations.replay import prefix_hits
-from simulations.scenario import Scenario, parse
+from simulations.scenario import Scenario
+from simulations.scenario_files import parse
 from simulations.workload.requests import RequestStream
 from simulations.workload.sampling import HOUR_S, sizes, times, zipf
 from simulations.workload.work import prepare

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from simulations.policies import named
-from simulations.scenario import Office, Scenario, load
+from simulations.scenario import Office, Scenario
+from simulations.scenario_files import load
 from simulations.world import run_world
 from simulations.world.building import build
 

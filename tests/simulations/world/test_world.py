@@ -9,7 +9,7 @@ from kvnet.exchange.planning import SHOWING_ROUND_TRIPS
 from simulations.policies import POLICIES, named
 from simulations.policies.policy import Policy
 from simulations.results import RunResult, summary
-from simulations.scenario import load
+from simulations.scenario_files import load
 from simulations.workload.churn import Change, PresenceChange
 from simulations.workload.requests import ROOT
 from simulations.world import run, run_world
