@@ -7,6 +7,7 @@ Sources: BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs), CIDv1 and multiha
 """
 
 import base64
+from collections.abc import Iterable
 from typing import Final, NewType
 
 from blake3 import blake3
@@ -56,6 +57,14 @@ _SHOW_HINT: Final = (
 def blake3_hash(data: BytesLike) -> ChunkHash:
     """Plain BLAKE3-256 of ``data``. In kvnet a plain hash names stored bytes; anything else is keyed or derived."""
     return ChunkHash(blake3(data).digest())
+
+
+def blake3_hash_of(parts: Iterable[BytesLike]) -> ChunkHash:
+    """As :func:`blake3_hash`, of bytes that lie in several places, one after the other."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return ChunkHash(hasher.digest())
 
 
 def derive_key(context: str, material: BytesLike) -> bytes:

@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from kvnet.engine.mlx.caches import *
 from kvnet.engine.mlx.caches import all_finite, as_batch, memory_is_shared
+from kvnet.engine.mlx.unfilled import unfilled
 from kvnet.errors import CompatibilityError
 from kvnet.format.tensor import DType, LayerKind
 
@@ -49,6 +50,7 @@ keys, values = (
 builder = CacheBuilder(kind, 290, 500, in_place={in_place})
 builder.put(256, keys[:, 256:], values[:, 256:])
 builder.put(0, keys[:, :256], values[:, :256])
+builder.clear_rest()
 cache = builder.finish()
 assert cache.offset == 290 and cache.keys.shape == (1, 2, 768, 4) and cache.values.shape == (1, 2, 768, 3)
 out = rows_of(cache, 0, 290)
@@ -60,6 +62,41 @@ assert "within 290 tokens" in refused(lambda: rows_of(cache, 200, 91))
 print(cache.keys.dtype)
 """
     assert run(code, repository_root) == f"mlx.core.{dtype.lower()}"
+
+
+def test_rows_read_to_their_places_are_those_of_a_put(repository_root: Path) -> None:
+    code = """
+kind = LayerKind(cache="kv", heads=2, k_dim=4, v_dim=3, dtype=DType.BFLOAT16)
+keys, values = (np.arange(2 * 300 * dim, dtype=np.uint16).reshape(2, 300, dim) for dim in (4, 3))
+put = CacheBuilder(kind, 290, 300, in_place=True)
+put.put(0, keys, values)
+read = CacheBuilder(kind, 290, 300, in_place=True)
+for first, n in ((0, 256), (256, 34)):
+    places = read.places(first, n)
+    tile = [*keys[:, first : first + n], *values[:, first : first + n]]
+    for place, rows in zip(places, tile, strict=True):
+        memoryview(place).cast("B")[:] = rows.tobytes()
+del places, place
+assert read.places(256, 35) is None
+assert CacheBuilder(kind, 290, 300, in_place=False).places(0, 256) is None
+caches = [builder.finish() for builder in (put, read)]
+[one, other] = [[rows.tobytes() for rows in rows_of(cache, 0, 290)] for cache in caches]
+print(one == other)
+"""
+    assert run(code, repository_root) == "True"
+
+
+def test_unfilled_arrays_are_memory_to_write(repository_root: Path) -> None:
+    code = """
+for dtype in (mx.float32, mx.float16, mx.bfloat16):
+    arrays = unfilled([(1, 2, 300, 4), (3,), (1,)], dtype)
+    assert [(array.shape, array.dtype) for array in arrays] == [((1, 2, 300, 4), dtype), ((3,), dtype), ((1,), dtype)]
+    for array in arrays:
+        np.asarray(memoryview(array.view(mx.uint8)))[...] = 0
+    assert all(mx.all(array == 0).item() for array in arrays)
+print(memory_is_shared())
+"""
+    assert run(code, repository_root) in {"True", "False"}
 
 
 def test_position_is_set_explicitly_whatever_the_class_does_with_its_state(repository_root: Path) -> None:
@@ -103,6 +140,15 @@ for dtype, infinity in ((DType.FLOAT32, np.float32("inf")), (DType.FLOAT16, np.f
     assert all_finite(kind, values)
     values[5] = infinity
     assert not all_finite(kind, values)
+    # The sign bit, and the largest numbers there are.
+    bits = int(np.array([infinity]).view(f"u{values.dtype.itemsize}")[0])
+    sign = 1 << (8 * values.dtype.itemsize - 1)
+    for each, finite in ((bits | sign, False), (bits & ~sign, False), (0, True), (sign, True)):
+        values.view(f"u{values.dtype.itemsize}")[5] = each
+        assert all_finite(kind, values) is finite
+    largest = {DType.FLOAT32: 0x7F7FFFFF, DType.FLOAT16: 0x7BFF, DType.BFLOAT16: 0x7F7F}[dtype]
+    values.view(f"u{values.dtype.itemsize}")[5:7] = largest, largest | sign
+    assert all_finite(kind, values)
 print(memory_is_shared())
 """
     assert run(code, repository_root) in {"True", "False"}

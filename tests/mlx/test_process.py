@@ -6,6 +6,7 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 
@@ -179,9 +180,22 @@ async def test_damaged_missing_and_foreign_state_is_refused_and_the_engine_lives
         with pytest.raises(CompatibilityError, match="1 to 40 tokens"):
             await generate(engine, made_up_tokens(60), cut(plan, 41))
         data = bytearray((tmp_path / "pack").read_bytes())
+        # Its last token is left out of a tile, or the tile is read to where it belongs.
+        prompts = (tokens, [*tokens, 1])
         data[100] ^= 1
         (tmp_path / "pack").write_bytes(data)
-        with pytest.raises(IntegrityError, match="does not match its hash"):
+        for prompt in prompts:
+            with pytest.raises(IntegrityError, match="does not match its hash"):
+                await generate(engine, prompt, plan)
+        data[100:104] = np.float32("nan").tobytes()
+        (tmp_path / "pack").write_bytes(data)
+        [tile] = plan.chunks
+        untrue = replace(plan, chunks=(replace(tile, hash=blake3_hash(bytes(data))),))
+        for prompt in prompts:
+            with pytest.raises(CompatibilityError, match="not finite"):
+                await generate(engine, prompt, untrue)
+        os.truncate(tmp_path / "pack", len(data) - 1)
+        with pytest.raises(IntegrityError, match=f"{len(data) - 1} of {len(data)} bytes read"):
             await generate(engine, tokens, plan)
         assert (await generate(engine, tokens)).text
 

@@ -14,6 +14,7 @@ import numpy as np
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 
+from kvnet.engine.mlx.unfilled import unfilled
 from kvnet.errors import CompatibilityError
 from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.tensor import DType, LayerKind
@@ -117,8 +118,11 @@ def memory_is_shared() -> bool:
 
 
 def rows_for(n_tokens: int, capacity_tokens: int) -> int:
-    """Rows of a buffer for ``n_tokens`` that has room for ``capacity_tokens``, rounded up to the allocator's 256."""
-    return (max(n_tokens, capacity_tokens) + HEADROOM_TOKENS + 255) // 256 * 256
+    """Rows of a buffer for ``n_tokens`` that has room for ``capacity_tokens``, rounded up to the allocator's 256.
+
+    Some are free after ``n_tokens`` in any case. No more than that: every row costs memory that is written to clear it.
+    """
+    return (max(n_tokens + HEADROOM_TOKENS, capacity_tokens) + 255) // 256 * 256
 
 
 def copy_rows(cache: Any, n_tokens: int, capacity_tokens: int) -> KVCache:
@@ -147,11 +151,14 @@ def with_room(cache: Any, capacity_tokens: int) -> None:
 
 def _resized(array: Any, n_tokens: int, rows: int) -> mx.array:
     batch, heads, _, dim = array.shape
-    new = mx.empty((batch, heads, rows, dim), dtype=array.dtype)
+    shape = (batch, heads, rows, dim)
     if memory_is_shared():
-        mx.eval(new)
-        _view(new)[:, :, :n_tokens, :] = _view(array)[:, :, :n_tokens, :]
+        [new] = unfilled([shape], array.dtype)
+        view = _view(new)
+        view[:, :, :n_tokens, :] = _view(array)[:, :, :n_tokens, :]
+        view[:, :, n_tokens:, :] = 0
     else:
+        new = mx.zeros(shape, dtype=array.dtype)
         new[:, :, :n_tokens, :] = array[:, :, :n_tokens, :]
         mx.eval(new)
     return new
@@ -165,6 +172,8 @@ class CacheBuilder:
         n_tokens: rows that will be put; becomes the cache's offset.
         capacity_tokens: rows to make room for beyond them, rounded up to the allocator's 256.
         in_place: fill MLX's own memory, which saves a copy of every layer.
+
+    ``put`` and ``clear_rest`` may run in several threads, each with other rows.
     """
 
     def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int, *, in_place: bool) -> None:
@@ -174,21 +183,33 @@ class CacheBuilder:
         shapes = [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
         self._arrays: list[mx.array] = []
         if in_place:
-            # Not zeros: filling rows that are about to be written is a second pass over memory.
-            self._arrays = [mx.empty(shape, dtype=self._dtype) for shape in shapes]
-            mx.eval(self._arrays)
+            self._arrays = unfilled(shapes, self._dtype)
             # Dropped in finish(), before MLX reads what was written.
             self._views = [_view(array) for array in self._arrays]
-            for view in self._views:
-                view[:, :, n_tokens:, :] = 0
         else:
-            self._views = [np.zeros(shape, numpy_dtype(kind)) for shape in shapes]
+            self._views = [np.empty(shape, numpy_dtype(kind)) for shape in shapes]
 
     def put(self, first_token: int, keys: Rows, values: Rows) -> None:
         """Copies rows to their place; rows from ``n_tokens`` on are left out."""
         count = min(keys.shape[1], self._n_tokens - first_token)
         for view, rows in zip(self._views, (keys, values), strict=True):
             view[0, :, first_token : first_token + count, :] = rows[:, :count, :]
+
+    def places(self, first_token: int, n_tokens: int) -> list[Rows] | None:
+        """Where a tile's rows go, in the order in which they are stored: of K, then V, those of each head together.
+
+        Each is C-contiguous, (tokens, dim), and may be written instead of a ``put``. ``None`` when some of the rows are
+        left out, or MLX's memory is not what is filled.
+        """
+        end = first_token + n_tokens
+        if not self._arrays or end > self._n_tokens:
+            return None
+        return [head[first_token:end] for view in self._views for head in view[0]]
+
+    def clear_rest(self) -> None:
+        """Fills the rows after those that are put with zeros: what lay in that memory before is nobody's K/V."""
+        for view in self._views:
+            view[:, :, self._n_tokens :, :] = 0
 
     def finish(self) -> KVCache:
         """The cache, evaluated, its position set explicitly."""
@@ -213,16 +234,16 @@ def numpy_dtype(kind: LayerKind) -> Any:
 
 
 # Infinity and NaN have every exponent bit set, so that their magnitude, read as an integer, is at least this.
-_HALF_INFINITY = {DType.BFLOAT16: 0x7F80, DType.FLOAT16: 0x7C00}
+_INFINITY = {DType.FLOAT32: 0x7F800000, DType.BFLOAT16: 0x7F80, DType.FLOAT16: 0x7C00}
 
 
 def all_finite(kind: LayerKind, values: NDArray[Any]) -> bool:
     """Whether no value is infinite or NaN."""
-    if kind.dtype in _HALF_INFINITY:
-        # On bits: numpy does not know bfloat16, and widens float16 value by value.
-        magnitudes = values.view(np.uint16) & np.uint16(0x7FFF)
-        return bool(magnitudes.max(initial=0) < _HALF_INFINITY[kind.dtype])
-    return bool(np.isfinite(values).all())
+    # On bits: numpy does not know bfloat16, and widens float16 value by value. Two maxima need no memory for results:
+    # of signed integers the largest is positive if any is, of unsigned ones it has the sign bit if any has.
+    size, infinity = values.dtype.itemsize, _INFINITY[kind.dtype]
+    positive, negative = values.view(f"<i{size}").max(initial=0), values.view(f"<u{size}").max(initial=0)
+    return bool(positive < infinity and negative < infinity | 1 << (8 * size - 1))
 
 
 def evaluate(caches: Sequence[Any]) -> None:
