@@ -197,6 +197,9 @@ class Network(Protocol):
 
         Connected peers come first, peers whose addresses all failed lately last. What was found within `timeout_s`
         is returned; an empty list is a normal answer.
+
+        Raises:
+            ValueError: the key is not 32 bytes.
         """
 
     async def is_announced(self, key32: bytes, *, timeout_s: float = 10.0) -> bool | None:

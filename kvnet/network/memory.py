@@ -315,6 +315,7 @@ class MemoryNetwork:
 
     async def find_providers(self, key32: bytes, *, limit: int = 20, timeout_s: float = 10.0) -> list[ProviderHint]:
         """See `Network.find_providers`."""
+        dht_key(key32)
         ttl_s = self._world.record_ttl_s
         found: dict[PeerId, tuple[str, ...]] = {}
         with trio.move_on_after(timeout_s):

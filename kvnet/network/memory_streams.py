@@ -9,6 +9,7 @@ import trio
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
 from kvnet.network.memory_links import Links
+from kvnet.network.receiving import receive_in_parts
 from kvnet.protocol.ids import PeerId
 
 SLOW_READER_LIMIT_S = 5.0
@@ -26,7 +27,20 @@ class Wire:
 
 @dataclass(slots=True)
 class Pipe:
-    """One direction of one stream: what was sent and when it arrives."""
+    """One direction of one stream: what was sent and when it arrives.
+
+    Attributes:
+        links: what joins the nodes.
+        source: the node that sends.
+        target: the node that receives.
+        wire: what this direction shares with other streams of the two nodes.
+        name: of the stream, for `Links.watch`.
+        in_flight: when each segment arrives, on trio's clock, and its bytes.
+        in_flight_bytes: bytes of them together.
+        ended_at_s: when the end arrives; None as long as the sender may go on.
+        broken: why the stream was given up; None while it is whole.
+        changed: set, and replaced by a new one, whenever any of this changes.
+    """
 
     links: Links
     source: PeerId
@@ -91,7 +105,11 @@ class Pipe:
             raise NetworkError("the stream is closed for sending")
 
     async def receive(self, max_bytes: int) -> bytes:
-        """Between 1 and `max_bytes` bytes, or ``b""`` at the end."""
+        """Between 1 and `max_bytes` bytes, or ``b""`` at the end.
+
+        Raises:
+            NetworkError: the stream was broken off.
+        """
         while True:
             await self.links.wait_until_passes(self.source, self.target)
             if self.broken is not None:
@@ -128,7 +146,15 @@ class StreamOwner(Protocol):
 
 
 class MemoryStream(ByteStream):
-    """One end of a simulated stream."""
+    """One end of a simulated stream.
+
+    Args:
+        owner: the node that this end belongs to.
+        peer: the node at the other end.
+        kind: which protocol the stream speaks.
+        outgoing: what this end sends into.
+        incoming: what it receives from.
+    """
 
     def __init__(self, owner: StreamOwner, peer: PeerId, kind: StreamKind, outgoing: Pipe, incoming: Pipe) -> None:
         self.idle_timeout_s = kind.default_idle_timeout_s
@@ -162,13 +188,7 @@ class MemoryStream(ByteStream):
 
     async def receive_exactly(self, n_bytes: int) -> bytes:
         """See `ByteStream.receive_exactly`."""
-        received = bytearray()
-        while len(received) < n_bytes:
-            part = await self.receive_some(n_bytes - len(received))
-            if not part:
-                raise NetworkError(f"expected {n_bytes} bytes, the stream ended after {len(received)}")
-            received += part
-        return bytes(received)
+        return await receive_in_parts(self, n_bytes)
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.receive_some`."""

@@ -17,6 +17,7 @@ from libp2p.network.stream.exceptions import StreamEOF
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
 from kvnet.network.libp2p.translate import FOREIGN, translate_stream
+from kvnet.network.receiving import receive_in_parts
 from kvnet.protocol.ids import PeerId
 
 BUFFER_LIMIT_BYTES = 2 * STREAM_WINDOW_BYTES
@@ -43,7 +44,14 @@ class StreamOwner(Protocol):
 
 
 class LibP2PStream(ByteStream):
-    """One stream. Its pump is started by whoever makes it (`start`)."""
+    """One stream. Its pump is started by whoever makes it (`start`).
+
+    Args:
+        raw: py-libp2p's stream, which nobody else reads or writes.
+        peer: the peer at the other end.
+        kind: which protocol the stream speaks.
+        owner: the host; runs the pump.
+    """
 
     def __init__(self, raw: INetStream, peer: PeerId, kind: StreamKind, owner: StreamOwner) -> None:
         self.idle_timeout_s = kind.default_idle_timeout_s
@@ -97,7 +105,12 @@ class LibP2PStream(ByteStream):
     async def receive_exactly(self, n_bytes: int) -> bytes:
         """See `ByteStream.receive_exactly`."""
         if n_bytes > BUFFER_LIMIT_BYTES:
-            return await self._receive_in_parts(n_bytes)
+            try:
+                return await receive_in_parts(self, n_bytes)
+            except trio.Cancelled:
+                # What was taken already is lost, and nothing after it would make sense.
+                self._owner.start_task(self.reset)
+                raise
         while self._buffered_bytes < n_bytes:
             if self._error is not None:
                 raise self._error
@@ -105,19 +118,6 @@ class LibP2PStream(ByteStream):
                 raise NetworkError(f"expected {n_bytes} bytes, the stream ended after {self._buffered_bytes}")
             await self._wait_for_more()
         return self._take(n_bytes)
-
-    async def _receive_in_parts(self, n_bytes: int) -> bytes:
-        received = bytearray()
-        try:
-            while len(received) < n_bytes:
-                part = await self.receive_some(n_bytes - len(received))
-                if not part:
-                    raise NetworkError(f"expected {n_bytes} bytes, the stream ended after {len(received)}")
-                received += part
-        except trio.Cancelled:
-            self._owner.start_task(self.reset)
-            raise
-        return bytes(received)
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.receive_some`."""

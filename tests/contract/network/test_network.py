@@ -368,6 +368,8 @@ async def test_a_key_is_32_bytes(lab: Lab) -> None:
     a = await lab.start("a")
     with pytest.raises(ValueError, match="32"):
         await a.provide(b"short")
+    with pytest.raises(ValueError, match="32"):
+        await a.find_providers(b"short")
 
 
 async def test_announcing_alone_reports_that_nobody_heard_it(lab: Lab) -> None:
