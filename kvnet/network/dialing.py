@@ -38,7 +38,7 @@ BOOTSTRAP_FIRST_RETRY_S = 1.0
 class FailureMemory:
     """Which addresses failed lately; pure, the time comes in as an argument (any monotonic clock, in seconds)."""
 
-    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
 
     def note_failure(self, address: str, now_s: float) -> None:
         """Remember that nobody answered at `address`."""

@@ -21,7 +21,7 @@ from kvnet.network.interface import PeerInfo, ProvideReport, ProviderHint, Strea
 from kvnet.network.libp2p.addresses import parse_peer_address
 from kvnet.network.libp2p.assembly import MAX_CONNECTIONS, build_host, dht_handler, guard_handlers
 from kvnet.network.libp2p.connections import abort, abort_all, is_alive, quietly, swarm_of
-from kvnet.network.libp2p.identity import key_pair
+from kvnet.network.libp2p.identity import key_pair, peer_id_of_seed
 from kvnet.network.libp2p.muxer import SafeYamux
 from kvnet.network.libp2p.ports import DEFAULT_PORT, BoundSocket, open_listeners
 from kvnet.network.libp2p.providers import ProviderRecords
@@ -68,7 +68,7 @@ class LibP2PNetwork:
         rebootstrap_interval_s: float = DEFAULT_REBOOTSTRAP_INTERVAL_S,
     ) -> None:
         self._key_pair = key_pair(seed)
-        self._peer_id = PeerId(ID.from_pubkey(self._key_pair.public_key).to_bytes())
+        self._peer_id = peer_id_of_seed(seed)
         self._listen = listen
         self._default_port = default_port
         self._bootstrap = tuple(bootstrap)
