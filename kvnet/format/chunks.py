@@ -252,7 +252,11 @@ _ENTRY: Final = struct.Struct("<I32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkEntry:
-    """One line of the chunk list: stored size and hash of a chunk, or 0 and 32 zero bytes for one that is left out."""
+    """One line of the chunk list: stored size and hash of a chunk, or 0 and 32 zero bytes for one that is left out.
+
+    Raises:
+        MalformedError: a size that is no u32, a hash that is not 32 bytes, or one of the two zero without the other.
+    """
 
     length_bytes: int
     hash: ChunkHash

@@ -285,6 +285,10 @@ class ContainerReader:
     ``header`` is read at once. Compare the root of its pages with that of the manifest in its envelope, then iterate:
     each step gives the index and the verified stored bytes of one chunk. The iteration ends only after the footer has
     been checked too.
+
+    Raises:
+        IntegrityError: in the iteration: a chunk or the footer does not match.
+        MalformedError: in the iteration: the file is cut short, or goes on behind its end.
     """
 
     def __init__(self, file: Readable, header: ContainerHeader) -> None:

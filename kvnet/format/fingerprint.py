@@ -59,6 +59,9 @@ class LayerLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         kinds: distinct records, in order of first use.
         order: one byte per layer.
+
+    Raises:
+        MalformedError: no layer or too many, or kinds that are repeated, unused or out of order.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -89,6 +92,9 @@ class KvFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine holds K/V while it computes: quantised to ``bits`` in groups of ``group``, or not at all.
 
     0 and 0 stand for "not quantised"; then each layer's own dtype says everything.
+
+    Raises:
+        MalformedError: one of the two without the other, or numbers that no engine has.
     """
 
     bits: int = 0
@@ -100,7 +106,11 @@ class KvFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """An adapter in effect: 32-byte digest of its weights, and its scale as big-endian IEEE-754 float64."""
+    """An adapter in effect: 32-byte digest of its weights, and its scale as big-endian IEEE-754 float64.
+
+    Raises:
+        MalformedError: other lengths.
+    """
 
     digest: bytes
     scale: bytes
@@ -126,6 +136,9 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=
         layers: what every layer keeps.
         kv: how the engine holds it.
         block_tokens: tokens of a block.
+
+    Raises:
+        MalformedError: a digest of another length, too many adapters, or an architecture or block size that cannot be.
     """
 
     weights: bytes
@@ -183,6 +196,9 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         device: the chip.
         system: the operating system.
         prefill_step: tokens computed at once.
+
+    Raises:
+        MalformedError: a text that is too long or has control characters, or a step that cannot be.
     """
 
     runtime: str

@@ -87,31 +87,51 @@ def artifact_hash_of(manifest_bytes: BytesLike) -> ArtifactHash:
 
 
 def namespace_id(prefix_secret: bytes) -> NamespaceId:
-    """The id of the namespace with this 32-byte prefix secret."""
+    """The id of the namespace with this prefix secret.
+
+    Raises:
+        ValueError: the secret is not 32 bytes.
+    """
     _require_size("prefix secret", prefix_secret)
     return NamespaceId(derive_key(NAMESPACE_CONTEXT, prefix_secret))
 
 
 def lookup_key(lookup_secret: bytes, prefix_key: PrefixKey) -> LookupKey:
-    """A prefix key as it travels in this lookup epoch."""
+    """A prefix key as it travels in this lookup epoch.
+
+    Raises:
+        ValueError: the secret or the key is not 32 bytes.
+    """
     _require_size("prefix key", prefix_key)
     return LookupKey(keyed_hash(lookup_secret, prefix_key))
 
 
 def keyed_artifact(lookup_secret: bytes, artifact: ArtifactHash) -> LookupKey:
-    """An artifact hash as it travels in this lookup epoch."""
+    """An artifact hash as it travels in this lookup epoch.
+
+    Raises:
+        ValueError: the secret or the hash is not 32 bytes.
+    """
     _require_size("artifact hash", artifact)
     return LookupKey(keyed_hash(lookup_secret, artifact))
 
 
 def dht_key(keyed: bytes) -> bytes:
-    """The DHT key of 32 keyed bytes: their multihash, 34 bytes."""
+    """The DHT key of 32 keyed bytes: their multihash, 34 bytes.
+
+    Raises:
+        ValueError: they are not 32 bytes.
+    """
     _require_size("keyed hash", keyed)
     return bytes((BLAKE3_256, HASH_SIZE_BYTES)) + keyed
 
 
 def encode_cid(digest: bytes, hash_code: int = BLAKE3_256) -> str:
-    """CIDv1 text (base32, dag-cbor) of a 32-byte digest made by the hash function ``hash_code``."""
+    """CIDv1 text (base32, dag-cbor) of a 32-byte digest made by the hash function ``hash_code``.
+
+    Raises:
+        ValueError: the digest is not 32 bytes.
+    """
     _require_size("digest", digest)
     raw = bytes((_CID_VERSION, _DAG_CBOR, hash_code, HASH_SIZE_BYTES)) + digest
     return "b" + base64.b32encode(raw).decode("ascii").rstrip("=").lower()

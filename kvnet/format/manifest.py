@@ -40,6 +40,9 @@ class DerivedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
         publisher: 32-byte key that signed it.
         first_block: first of them, from 0.
         last_block: last of them, included.
+
+    Raises:
+        MalformedError: a hash or key of another length, or blocks that are no span.
     """
 
     artifact: ArtifactHash

@@ -48,6 +48,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         vocabulary: from which the token ids follow.
         rows: for each layer of the plan, for each of its positions: K, then V, each (heads, dim), in the model's own
             dtype, little-endian.
+
+    Raises:
+        MalformedError: another version, or a hash, vocabulary or size that cannot be.
     """
 
     version: int

@@ -39,6 +39,9 @@ class StateShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dtype: its element type.
         shape: its sides, batch excluded.
+
+    Raises:
+        MalformedError: too many sides, or one beyond the limits.
     """
 
     dtype: DType
@@ -63,6 +66,9 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         window: tokens a sliding window keeps; 0 for all.
         keep: first tokens it never drops.
         states: arrays of recurrent state; empty for attention.
+
+    Raises:
+        MalformedError: no such kind of cache, or a number beyond the limits.
     """
 
     cache: str

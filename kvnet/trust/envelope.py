@@ -12,6 +12,7 @@ type, so that a signature made for a statement of one type never verifies as ano
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 from kvnet.errors import MalformedError, TrustError
 from kvnet.format import cbor, limits
@@ -162,6 +163,7 @@ def _to_be_signed(statement: StatementType, protected: bytes, payload: bytes) ->
     return cbor.encode(["Signature1", protected, statement.external_aad, payload])
 
 
+@cache
 def _head(statement: StatementType) -> bytes:
     """Everything before the kid."""
     zeros = b"\0" * PUBLIC_KEY_SIZE_BYTES
