@@ -114,17 +114,13 @@ class ExchangeNode:
         self._server.serving = self._options.serving
         self._announcer = Announcer(network, self._options.announce, lane=lane, keeper=announced, random=random)
         self._offering = Offering(store, lane, identity, self._server, self._announcer, announces=self._options.serving)
-        self._bulk: BulkTransport | None = None
-        transport: ChunkTransport = StreamTransport(network)
-        if bulk is not None:
-            transport = self._bulk = BulkTransport(
-                bulk, network, transport, self._sessions.with_peer, self._server, store, random=random
-            )
+        streams = StreamTransport(network)
+        self._bulk = None if bulk is None else self._bulk_transport(bulk, streams, random)
         self.fetcher = ArtifactFetcher(
             store,
             lane,
             identity,
-            transport,
+            streams if self._bulk is None else self._bulk,
             self._asked,
             self._options.fetch,
             download_bytes_s=self._options.download_bytes_s,
@@ -142,6 +138,10 @@ class ExchangeNode:
             exact_only=self._options.exact_only,
         )
         self.finder.lossy = self._options.lossy
+
+    def _bulk_transport(self, bulk: BulkEndpoint, streams: ChunkTransport, random: RandomBytes) -> BulkTransport:
+        sessions, server = self._sessions.with_peer, self._server
+        return BulkTransport(bulk, self._network, streams, sessions, server, self._store, random=random)
 
     # --- what others add ----------------------------------------------------------------------------------------------
 
