@@ -29,7 +29,7 @@ from kvnet.protocol.tables import KnownMember, PeerTables, TableLimits, Taken
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import TrustPolicy
-from kvnet.trust.statement_bodies import ProviderRecord
+from kvnet.trust.statement_bodies import HeldEntry, ProviderRecord
 from kvnet.trust.statements import SignedStatement, open_statement, timely
 
 if TYPE_CHECKING:
@@ -182,6 +182,15 @@ class Tables:
     def records_for(self, peer: PeerId, namespace: Namespace, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         """Records of others that hold one of the keys, the deepest first, for a peer that asks."""
         return self._tables.records(namespace.id, keys, self._now(), but=peer, at_most=MAX_RECORDS)
+
+    def held(self, namespace: Namespace) -> list[tuple[PeerId, HeldEntry]]:
+        """Every artifact of a namespace that a member says it holds."""
+        policy = self._identity.policy()
+        return [
+            (peer, entry)
+            for peer, signer, entry in self._tables.held(namespace.id, self._now())
+            if policy.believes(signer, namespace.id)
+        ]
 
     def members_of(self, namespace: Namespace) -> list[KnownMember]:
         """The peers that somebody has told of in a namespace."""

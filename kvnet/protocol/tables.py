@@ -243,6 +243,17 @@ class PeerTables:
             if table.namespace == namespace and table.expires_s > now_s
         ]
 
+    def held(self, namespace: NamespaceId, now_s: float) -> list[tuple[PeerId, bytes, HeldEntry]]:
+        """Every artifact of a namespace that a peer says it holds: the peer, who signed that, and the entry."""
+        return [
+            (table.peer, table.signer, entry)
+            for table in self._all()
+            if table.namespace == namespace
+            for page in table.pages.values()
+            if page.expires_s > now_s
+            for entry in page.entries
+        ]
+
     def envelopes(self, namespace: NamespaceId, now_s: float) -> list[bytes]:
         """Every record that counts, for whoever asks; page 0 of each peer after its others."""
         return [

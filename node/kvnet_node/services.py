@@ -20,6 +20,7 @@ from kvnet.exchange.lane import ThreadLane
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.publisher import Publisher
 from kvnet.exchange.scrubber import Scrubbed, Scrubber, ScrubPace
+from kvnet.exchange.shared_names import SharedNames
 from kvnet.exchange.statements import Statements
 from kvnet.exchange.tables import Tables
 from kvnet.format.hashes import ArtifactHash
@@ -77,6 +78,7 @@ class Services:
         fetches: fetches by name under way, so that commands for the same artifact share one.
         statement_store: the file of the statements.
         statements: what publishers have said of keys, artifacts and members.
+        shared_names: what publishers call what they share.
         memberships: inviting, joining, and who is in which namespace.
         removals: follows what the owner's other machines remove.
         node: this node among its peers; None when this run needs no network.
@@ -112,6 +114,7 @@ class Services:
         self.statements = Statements(
             identity, self.statement_store, ThreadLane(), now=time.time, random=secrets.token_bytes
         )
+        self.shared_names = SharedNames(identity, self.statements)
         self.memberships = Memberships(
             identity, self.statements, self.lane, changed=self.namespaces_changed, random=secrets.token_bytes
         )

@@ -22,6 +22,7 @@ from kvnet_node.open_files import raise_open_files_limit
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.registry import operation
 from kvnet_node.operations.requests import Result
+from kvnet_node.operations.shared import tell_names
 from kvnet_node.output import Output, pairs
 from kvnet_node.paths import default_data_dir
 from kvnet_node.services import Services
@@ -89,6 +90,7 @@ async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> Non
             nursery.start_soon(serve_control, listener, _Handler(services))
             moved = await _open_endpoint(settings, services, nursery)
             _announce(settings, services, output, _Said(path, moved, *model))
+            nursery.start_soon(_tell_names, services)
             if services.surroundings is not None:
                 nursery.start_soon(services.surroundings.tell, output.message)
             await services.stop_requested.wait()
@@ -97,6 +99,16 @@ async def _serve(settings: "Settings", output: Output, lock: DataDirLock) -> Non
                 await services.guest.leave()
             await _drain(settings, services)
             nursery.cancel_scope.cancel()
+
+
+async def _tell_names(services: Services) -> None:
+    """What was named before this node told names, or by a process that was killed before it could, is told now."""
+    if services.config.ram_only:
+        return
+    try:
+        await tell_names(OperationContext(services, lambda _event: None, serving=True))
+    except KvnetError as error:
+        _log.warning("names are not told to the other machines", reason=str(error))
 
 
 async def _open_endpoint(settings: "Settings", services: Services, nursery: trio.Nursery) -> str:

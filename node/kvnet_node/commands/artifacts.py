@@ -5,7 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kvnet.errors import IntegrityError
+from kvnet.errors import IntegrityError, UsageError
+from kvnet_node.commands.offered import list_offered
 from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
@@ -23,9 +24,22 @@ from kvnet_node.operations.requests import (
 )
 from kvnet_node.output import columns, format_bytes, format_count, format_counted, pairs
 
+All = Annotated[bool, Parameter(name="--all")]
 
-def list_artifacts(*, context: Context) -> None:
-    """List the artifacts of this node, newest first."""
+
+def list_artifacts(*, peers: bool = False, swarm: str = "", all_: All = False, context: Context) -> None:
+    """List the artifacts of this node, newest first; or what members of its swarms share.
+
+    Args:
+        peers: list what members hold instead, with the names their publishers gave.
+        swarm: with --peers, of this swarm alone; mine for your own machines.
+        all_: with --peers, conversations of your other machines too, which have no names.
+    """
+    if peers:
+        list_offered(context, swarm, everything=all_)
+        return
+    if swarm or all_:
+        raise UsageError("expected --swarm and --all with --peers alone", hint="kvnet list --peers")
 
     def render(result: ListResult) -> str:
         rows = [
@@ -183,7 +197,7 @@ def render_removed(result: RemoveResult) -> str:
     return "\n".join(lines)
 
 
-def collect_garbage(*, all_: Annotated[bool, Parameter(name="--all")] = False, context: Context) -> None:
+def collect_garbage(*, all_: All = False, context: Context) -> None:
     """Remove what is not pinned, least recently used first, until quota and free space are kept.
 
     Args:

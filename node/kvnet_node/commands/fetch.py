@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import FetchRequest, FetchResult, Provided
 from kvnet_node.output import escape, format_bytes, format_count, format_counted, format_seconds
-from kvnet_node.targets import parse_target
+from kvnet_node.targets import is_name, parse_target
 
 
 def fetch(
@@ -24,11 +24,12 @@ def fetch(
     """Fetch an artifact from peers; needs no model. Run again it fetches only what is missing.
 
     Args:
-        target: artifact hash or ticket.
-        name: make it a named context of this node.
+        target: what a member calls it, as kvnet list --peers shows; or an artifact hash or ticket.
+        name: make it a named context of this node; of one that is fetched by name that name, where it is free here.
         bootstrap: address of a node to look up providers through; used when no node runs here.
     """
-    parse_target(target)  # what is no target is said at once, not when a network has been opened for it
+    if not is_name(target):
+        parse_target(target)  # what is no target is said at once, not when a network has been opened for it
     request = FetchRequest(target, from_ or [], name)
     result = context.run("fetch", request, FetchResult, network_bootstrap=bootstrap)
     context.output.result(result, _render)

@@ -26,7 +26,7 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
     state = "was shared with" if result.existed else "is shared with"
     context.output.message(
         f"{artifact} {state} {result.swarm}: {_readers(result)} can read {_what(result)}\n"
-        f"a member fetches it with: {elsewhere('kvnet fetch')} {result.ticket or result.artifacts[0]} --name NAME\n"
+        f"a member fetches it with: {elsewhere('kvnet fetch')} {_how(result)}\n"
         f"kvnet rm {result.artifacts[0]} offers it no longer; what members have fetched they keep"
     )
     if result.strangers:
@@ -34,6 +34,12 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
             f"members of {result.swarm} do not know {', '.join(result.strangers)}, who computed some of it, and will "
             "not use it: share it from that machine, or invite that machine too"
         )
+
+
+def _how(result: ShareResult) -> str:
+    """What a member types: the name it was told, else the ticket."""
+    unnamed = f"{result.ticket or result.artifacts[0]} --name NAME"
+    return f"{result.name}, which its kvnet list --peers shows; or {unnamed}" if result.name else unnamed
 
 
 def _readers(result: ShareResult) -> str:

@@ -25,6 +25,7 @@ from kvnet.store.names import NamedVersion
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.generation import PeerSearch, today
+from kvnet_node.operations.shared import tell_names
 from kvnet_node.output import format_counted
 
 
@@ -59,6 +60,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         version = await services.lane.run(
             _name, ctx, request.name, engine, (added, *others.values()), layout.order, context
         )
+        await tell_names(ctx, request.name)
         _warn_of_lossy(ctx, codec)
         services.savings.added(
             added.record.hash,

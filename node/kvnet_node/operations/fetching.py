@@ -26,13 +26,14 @@ from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.needed_model import needed_model
 from kvnet_node.operations.reaching import locate, reach, reaching
+from kvnet_node.operations.shared import Meant, meant_by_name
 from kvnet_node.services import Services
-from kvnet_node.targets import parse_target
+from kvnet_node.targets import is_name, parse_target
 
 TICK_S = 0.25
 """How often a fetch says how it goes, also when nothing comes."""
 
-UNREMARKABLE = frozenset({"", DropReason.DONE, DropReason.EXHAUSTED})
+UNREMARKABLE = frozenset({"", DropReason.DONE, DropReason.EXHAUSTED, DropReason.SPARE})
 """Reasons to leave a peer that say nothing about it."""
 
 
@@ -41,6 +42,8 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     services = ctx.services
     if services.node is None:
         raise NetworkError("expected a network to fetch from, found none", hint="start the node: kvnet node start")
+    meant = await meant_by_name(ctx, services.node, request) if is_name(request.target) else None
+    request = meant.request if meant is not None else request
     ticket = parse_target(request.target)
     if request.name is not None:
         services.names.check_name(request.name)
@@ -49,13 +52,15 @@ async def fetch(ctx: OperationContext, request: r.FetchRequest) -> r.FetchResult
     held = await services.lane.run(services.store.get, ticket.artifact)
     if held is not None and held.complete:
         services.identity.judge(held.manifest)
+        if meant is not None:
+            meant.require(held.manifest.publisher)
         return await _finish(ctx, request, held, None, started_s)
-    fetched, own = await _shared(ctx, services.node, ticket, request)
+    fetched, own = await _shared(ctx, services.node, ticket, request, meant)
     return await _finish(ctx, request, fetched.record, fetched, started_s, own=own)
 
 
 async def _shared(
-    ctx: OperationContext, node: ExchangeNode, ticket: Ticket, request: r.FetchRequest
+    ctx: OperationContext, node: ExchangeNode, ticket: Ticket, request: r.FetchRequest, meant: Meant | None
 ) -> tuple[Fetched, bool]:
     """The artifact, and whether it was fetched here: of several commands for the same one, one does the work."""
     tried = False
@@ -66,6 +71,8 @@ async def _shared(
         addresses = [*request.addresses, *ticket.addresses]
         await reach(ctx, node, addresses)
         located = await locate(ctx, node, ticket.artifact)
+        if meant is not None:
+            meant.require(located.signed.manifest.publisher)
         fetched = await reaching(
             node,
             addresses,

@@ -62,6 +62,7 @@ OPERATIONS: dict[str, Operation] = {
         ),
         Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True, patient=True),
         Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts"),
+        Operation("list peers", r.OfferedRequest, r.OfferedResult, "shared:list_offered", node_only=True),
         Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show"),
         Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),
         Operation("pin", r.ArtifactRequest, r.PinResult, "artifacts:pin"),

@@ -11,6 +11,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.shared import tell_name
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.services import Services
 from kvnet_node.swarms import MINE, no_swarm
@@ -33,6 +34,9 @@ async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareR
         if services.node is not None:
             services.node.published(each.record, each.keys)
     hashes = [each.record.hash for each in shared]
+    called = await _called(services, meant, record.hash)
+    if called is not None and hashes and namespace != PUBLIC:
+        await tell_name(ctx, called, hashes[0], namespace)
     roster = services.memberships.rosters.roster(namespace.id)
     known = set(roster.members) if roster is not None else set()
     own = {key.public for key in services.identity.publisher_keys()}
@@ -48,7 +52,18 @@ async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareR
         strangers=sorted(publisher_text(each) for each in sources - known) if roster is not None else [],
         members=len(known - own),
         ticket=services.ticket(hashes[0], serving=ctx.serving) if hashes else "",
+        name=called.name if called is not None else "",
     )
+
+
+async def _called(
+    services: Services, meant: NamedVersion | ArtifactHash, artifact: ArtifactHash
+) -> NamedVersion | None:
+    """The version of a name that was meant; of a hash the newest that means it here, if there is one."""
+    if isinstance(meant, NamedVersion):
+        return meant
+    versions = (await services.lane.run(services.names.by_artifact)).get(artifact, [])
+    return max(versions, key=lambda each: each.created_s, default=None)
 
 
 def _target(services: Services, swarm: str) -> Namespace:

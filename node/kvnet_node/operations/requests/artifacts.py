@@ -34,6 +34,57 @@ class ListResult(Result, frozen=True, tag="list"):
     artifacts: list[ArtifactSummary]
 
 
+class OfferedRequest(Request, frozen=True):
+    """List what members hold.
+
+    Attributes:
+        swarm: in which namespace; "" in all of this node's.
+        all: what is in ``mine`` and has no name, too: conversations.
+    """
+
+    swarm: str = ""
+    all: bool = False
+
+
+class OfferedEntry(msgspec.Struct, frozen=True):
+    """An artifact that members say they hold.
+
+    Attributes:
+        name: what its publisher calls it, or "".
+        version: of the name; 0 without one.
+        artifact: its hash text; "" while no member has shown its manifest.
+        swarm: in which namespace.
+        tokens, bytes, codec: as its holders say.
+        model: what the model it was computed with is called, or "".
+        signer: publisher text of who gave the name, or signed it; "" when not known.
+        signed_by: what that member is called, or "".
+        holders: what the machines that hold it are called.
+        here: it is in this store too.
+        refused: why this node would not use it; "" when it would, or that is not known yet.
+    """
+
+    name: str
+    version: int
+    artifact: str
+    swarm: str
+    tokens: int
+    bytes: int
+    codec: str
+    model: str
+    signer: str
+    signed_by: str
+    holders: list[str]
+    here: bool
+    refused: str = ""
+
+
+class OfferedResult(Result, frozen=True, tag="list peers"):
+    """What members hold; ``unnamed`` artifacts in ``mine`` are counted alone."""
+
+    offered: list[OfferedEntry]
+    unnamed: int = 0
+
+
 class ArtifactRequest(Request, frozen=True):
     """Something about one artifact: a full or short hash, ``NAME`` or ``NAME@3``."""
 

@@ -178,7 +178,7 @@ class FetchRequest(Request, frozen=True):
     """Fetch an artifact.
 
     Attributes:
-        target: artifact hash or ticket.
+        target: artifact hash or ticket, or what a member calls it: NAME, or NAME@3.
         addresses: multiaddress texts of peers to ask first (``--from``).
         name: make it a named context of this name.
     """

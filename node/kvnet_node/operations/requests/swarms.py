@@ -226,6 +226,7 @@ class ShareResult(Result, frozen=True, tag="share"):
         strangers: publisher texts of sources that the members do not know, and so do not use it.
         members: how many other members can read it; 0 for everybody, or when there are none yet.
         ticket: what somebody there fetches it with.
+        name: what members are told that it is called; "" when it has no name here.
     """
 
     swarm: str
@@ -238,3 +239,4 @@ class ShareResult(Result, frozen=True, tag="share"):
     strangers: list[str]
     members: int
     ticket: str = ""
+    name: str = ""

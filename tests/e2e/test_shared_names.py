@@ -1,0 +1,135 @@
+"""What members share is listed and fetched by the names that its publishers gave, and nobody else learns of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvnet.exchange.contexts import document_context, encode_context
+from kvnet.format.hashes import artifact_text
+from kvnet.store.disk import DiskStore
+from kvnet.store.names import NameBook
+from kvnet_node.identity import NodeIdentity
+from kvnet_node.paths import prepare_data_dir
+from tests.e2e.conftest import Kvnet
+from tests.e2e.test_fetching import NARROW
+from tests.unit.store.samples import publish, sample
+
+pytestmark = [pytest.mark.e2e, pytest.mark.loopback]
+
+CONTEXT = encode_context(document_context("The keeper notes wind and tide.", {}))
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> Iterator[Kvnet]:
+    runner = Kvnet(tmp_path / "third")
+    yield runner
+    runner.end()
+
+
+def added(kvnet: Kvnet, name: str, tokens: range = range(600)) -> str:
+    """A named context of this node, as ``kvnet add`` makes it, without a model."""
+    paths = prepare_data_dir(kvnet.data_dir)
+    identity = NodeIdentity(paths, "trusted")
+    identity.load()
+    made = sample(
+        tokens, context=CONTEXT, key=identity.signing_key(), namespace=identity.namespaces()[0], fingerprint=NARROW
+    )
+    store = DiskStore.open(paths.store_dir, quota_bytes=1 << 30, min_free_bytes=0, keys_of=identity.keys_of)
+    publish(store, made, pinned=True)
+    store.close()
+    NameBook(paths.names_dir).add(
+        name,
+        artifact=made.hash,
+        model="tiny",
+        fingerprint=NARROW.hash,
+        context=CONTEXT,
+        file_order=(),
+        created_s=1_800_000_000,
+    )
+    return artifact_text(made.hash)
+
+
+def offered(kvnet: Kvnet, *names: str) -> dict[str, dict[str, object]]:
+    """What members hold by name, once exactly these are there."""
+    seen = kvnet.until(lambda found: sorted(e["name"] for e in found["offered"]) == sorted(names), "list", "--peers")
+    return {each["name"]: each for each in seen["offered"]}
+
+
+def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
+    kvnet: Kvnet, other: Kvnet, third: Kvnet
+) -> None:
+    added(kvnet, "project")
+    secret = added(kvnet, "diary", range(1000, 1700))
+    for node in (kvnet, other, third):
+        node.start()
+    invitation = kvnet.json("invite", "--colleague", "--swarm", "team", "--name", "bob")["invitation"]
+    assert other.json("join", invitation)["swarm"] == "team"
+    shared = kvnet("share", "project", "--to", "team")
+    assert shared.code == 0, shared.stderr
+    assert "kvnet fetch project" in shared.stderr
+
+    entry = offered(other, "project")["project"]
+    assert (entry["swarm"], entry["tokens"], entry["version"], entry["here"]) == ("team", 600, 1, False)
+    assert entry["signer"] == kvnet.json("key", "show")["publisher"]
+    assert entry["holders"]
+    assert entry["refused"] == ""
+    shown = other("list", "--peers")
+    assert "project@1" in shown.stdout
+    assert other.typed("fetch NAME") in shown.stderr
+
+    unknown = other("fetch", "projct")
+    assert (unknown.code, "did you mean project?" in unknown.stderr) == (2, True)
+    fetched = other.json("fetch", "project")
+    assert (fetched["artifact"], fetched["name"], fetched["complete"]) == (entry["artifact"], "project", True)
+    assert other.json("fetch", "project")["fetched_chunks"] == 0, "which changes nothing"
+    assert [each["names"] for each in other.json("list")["artifacts"]] == [["project@1"]]
+    assert offered(other, "project")["project"]["here"] is True
+
+    # What is in mine alone is told to nobody in the team, and nothing to who is in no swarm.
+    assert other("fetch", "diary").code == 2
+    assert secret not in other("--json", "list", "--peers", "--all").stdout
+    address = kvnet.json("node", "status")["addresses"][0]
+    assert third.json("peers", address)["peers"][0]["member"] is False
+    assert third.json("list", "--peers")["offered"] == []
+    assert third("fetch", "project", "--from", address).code == 2
+
+
+@pytest.mark.nightly
+def test_a_name_of_a_peer_replaces_none_here_and_one_given_twice_names_the_candidates(
+    kvnet: Kvnet, other: Kvnet, third: Kvnet
+) -> None:
+    theirs = added(kvnet, "notes"), added(third, "notes", range(2000, 2700))
+    mine = added(other, "plan", range(3000, 3600))
+    added(kvnet, "plan", range(4000, 4600))
+    for node in (kvnet, other, third):
+        node.start()
+    for node in (other, third):
+        node.json("join", kvnet.json("invite", "--device")["invitation"], "--keep-old")
+    # What was added to the old namespaces is in those; the founder's is in the one that all are in now.
+    assert offered(other, "notes", "plan")["plan"]["swarm"] == "mine"
+    taken = other("fetch", "plan")
+    assert taken.code == 2
+    assert "means something else on this machine" in taken.stderr
+    assert other.json("show", "plan")["artifact"] == mine
+    assert other.json("fetch", "plan", "--name", "their-plan")["name"] == "their-plan"
+    assert other.json("fetch", "notes")["artifact"] == theirs[0]
+
+    swarm = kvnet.json("invite", "--colleague", "--swarm", "team", "--uses", "2")["invitation"]
+    for node in (other, third):
+        node.json("join", swarm)
+    kvnet.json("share", "notes", "--to", "team")
+    third.json("share", "notes", "--to", "team")
+    other.until(
+        lambda found: sum(e["name"] == "notes" for e in found["offered"]) >= 2, "list", "--peers", "--swarm", "team"
+    )
+    twice = other("fetch", "notes", "--name", "both")
+    assert twice.code == 2
+    assert "found 2" in twice.stderr
+    assert twice.stderr.count("notes@1 of") == 2
+
+
+def test_the_list_of_members_needs_a_running_node(kvnet: Kvnet) -> None:
+    ran = kvnet("list", "--peers")
+    assert (ran.code, kvnet.typed("node start") in ran.stderr) == (2, True)
+    assert kvnet("list", "--swarm", "team").code == 2
