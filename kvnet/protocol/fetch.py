@@ -20,6 +20,7 @@ because it keeps a chunk; call `on_time` when `next_deadline()` has come. `DropP
 close that peer's chunk stream. Events of a peer that was dropped are ignored, so the driver need not race.
 """
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from kvnet.errors import NotFoundError
@@ -134,8 +135,10 @@ class FetchMachine:
             return None
         busy = self._roster.busy()
         deadlines = [self._roster.deadline(active) for active in busy]
-        if not self._roster.full:
-            deadlines += [peer.not_before for peer in self._roster.waiting() if self._has_work(peer)]
+        if not self._roster.settled:
+            deadlines += [peer.not_before for peer in self._roster.waiting() if self._may_begin(peer)]
+        if math.isfinite(self._roster.trial_ends_s):
+            deadlines.append(self._roster.trial_ends_s)
         if any(not active.outstanding for active in self._active.values()):
             # Somebody has nothing to do: as soon as something is late elsewhere, it is taken over.
             look_s = self._late.next_look_s(busy)
@@ -312,10 +315,12 @@ class FetchMachine:
         for active in sorted(self._active.values(), key=lambda each: each.backlog_s(now)):
             if active.peer in self._active:
                 instructions += self._top_up(active, now)
-        for peer in list(self._roster.peers.values()):
-            if self._roster.full:
-                break
-            if self._roster.may_start(peer) and peer.not_before <= now and self._has_work(peer):
+        waiting = [] if self._roster.settled else [each for each in self._roster.waiting() if each.not_before <= now]
+        spare = self._roster.spare(now, wanted=any(map(self._pending.wanted_of, waiting)))
+        if spare is not None:
+            instructions.append(self._end(spare, DropReason.SPARE, now))
+        for peer in waiting:
+            if self._may_begin(peer):
                 self._roster.begin(peer, now)
                 instructions += self._top_up(peer, now)
         if self._roster.hopeless(now):
@@ -323,9 +328,10 @@ class FetchMachine:
             instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
         return instructions
 
-    def _has_work(self, peer: FetchPeer) -> bool:
-        """Whether a peer that may start has work: what nobody is asked for, or what may get late elsewhere."""
-        return peer.last_reason not in FOUND_SLOW or self._pending.wanted_of(peer)
+    def _may_begin(self, peer: FetchPeer) -> bool:
+        """Whether a peer that may start has work, what nobody is asked for or what may get late, and there is room."""
+        wanted = self._pending.wanted_of(peer)
+        return (wanted or peer.last_reason not in FOUND_SLOW) and self._roster.place_for(peer, wanted=wanted)
 
     # --- chunks: asked for, given back ---
 

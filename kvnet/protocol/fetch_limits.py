@@ -39,6 +39,7 @@ class FetchLimits:
         patient_retry_s: seconds.
         max_providers: remembered in one fetch; whoever turns up beyond them is not asked.
         active_peers: peers asked at the same time.
+        trials: peers asked beyond these, one after the other, to find out how fast they are; then the slowest goes.
         start_chunks: chunks asked for at once before a peer has delivered anything; one when it failed before.
         window_s: seconds of a peer's measured rate that are kept asked for.
         max_window_bytes: bytes asked for and not yet received, a peer; what a stream must be able to buffer.
@@ -58,6 +59,7 @@ class FetchLimits:
     patient_retry_s: float = 5.0
     max_providers: int = 256
     active_peers: int = 4
+    trials: int = 1
     start_chunks: int = 2
     window_s: float = 2.0
     max_window_bytes: int = 16 * 1024 * 1024

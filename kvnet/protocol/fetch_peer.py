@@ -34,6 +34,8 @@ class DropReason(StrEnum):
     """The stream broke; may be tried again."""
     EXHAUSTED = "exhausted"
     """It has refused everything that is still missing."""
+    SPARE = "spare"
+    """Others are asked in its place, for what it lacks or because they are faster; it may be asked again."""
     DONE = "done"
     """Nothing is missing any more."""
 
@@ -131,6 +133,7 @@ class FetchPeer:
         peer: who.
         holds: the chunks it says it has; ``None`` when it has not said.
         attempts: how often it was begun with.
+        begun_s: when it was last.
         not_before: when it may be tried again.
         last_reason: why it was last let go.
         given_up: not to be asked again in this fetch, unless it comes back.
@@ -152,6 +155,7 @@ class FetchPeer:
     peer: PeerId
     holds: Container[int] | None = None
     attempts: int = 0
+    begun_s: float = 0.0
     not_before: float = float("-inf")
     last_reason: DropReason | None = None
     given_up: bool = False
@@ -174,7 +178,7 @@ class FetchPeer:
         """It is asked from now on."""
         self.attempts += 1
         self.paused = self.proven = False
-        self.last_byte = self.window_begun = now
+        self.begun_s = self.last_byte = self.window_begun = now
         self.total_bytes = self.window_bytes = self.part_bytes = 0
         self.rate.begin(now)
 

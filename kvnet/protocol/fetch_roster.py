@@ -1,5 +1,6 @@
 """The providers of one fetch: who is asked, who may be, who is too slow, and who is given up."""
 
+import math
 from collections.abc import Collection, Container, Iterator
 
 from kvnet.protocol.fetch_limits import FetchLimits
@@ -8,6 +9,10 @@ from kvnet.protocol.ids import PeerId
 
 MAX_COMEBACKS = 3
 """How often a provider may come back before a chunk of it is verified: one that only ever comes back ends too."""
+
+
+TRIAL_S = 4.0
+"""Seconds in which one who was never asked, beyond those who are, shows what it delivers."""
 
 
 class Roster:
@@ -29,6 +34,7 @@ class Roster:
         self.peers: dict[PeerId, FetchPeer] = {}
         self.active: dict[PeerId, FetchPeer] = {}
         self.progress_s = 0.0
+        self._untried = 0
 
     def add(self, peer: PeerId, holds: Container[int] | None, now: float) -> bool:
         """A provider turned up, or came back: whether there is a new one to ask, at the end of the queue."""
@@ -37,11 +43,13 @@ class Roster:
             if len(self.peers) >= self._limits.max_providers:
                 return False
             self.peers[peer] = FetchPeer(peer, holds)
+            self._untried += 1
             return True
         if known.last_reason is None or known.last_reason in MISCONDUCT or peer in self.active:
             return False
         if known.comebacks >= MAX_COMEBACKS:
             return False
+        self._untried += known.attempts > 0
         known.come_back(holds, now)
         return True
 
@@ -62,8 +70,54 @@ class Roster:
         """Whether no more are asked at the same time."""
         return len(self.active) >= self._limits.active_peers
 
+    def place_for(self, peer: FetchPeer, *, wanted: bool) -> bool:
+        """Whether a peer may be begun with: there is room, or one more is tried to find out how fast it is.
+
+        Args:
+            peer: it may start.
+            wanted: something is to be asked for that it may have; who has nothing to do makes room for it.
+        """
+        if not self.full:
+            return True
+        return wanted and peer.attempts == 0 and self._may_try
+
+    @property
+    def settled(self) -> bool:
+        """Whether as many are asked as may be, all have something to do, and nobody is tried: a quick look."""
+        idle = any(not each.outstanding for each in self.active.values())
+        return self.full and not idle and len(self.active) <= self._limits.active_peers and not self._may_try
+
+    @property
+    def _may_try(self) -> bool:
+        """Whether one more is tried beside those that are asked: when it is known how fast those are."""
+        room = len(self.active) < self._limits.active_peers + self._limits.trials
+        return room and self._untried > 0 and all(each.rate.known for each in self.active.values())
+
+    def spare(self, now: float, *, wanted: bool) -> FetchPeer | None:
+        """Who is asked no longer in favour of others: one with nothing to do, or after a trial the slowest.
+
+        Args:
+            now: the time.
+            wanted: somebody who is not asked may have what is to be asked for.
+        """
+        if wanted and self.full:
+            idle = next((each for each in self.active.values() if not each.outstanding), None)
+            if idle is not None:
+                return idle
+        if now < self.trial_ends_s:
+            return None
+        return min(self.active.values(), key=lambda each: each.rate.bytes_s(now))
+
+    @property
+    def trial_ends_s(self) -> float:
+        """When it is known who of too many is the slowest; never where there are not too many."""
+        if len(self.active) <= self._limits.active_peers:
+            return math.inf
+        return max(each.begun_s for each in self.active.values()) + TRIAL_S
+
     def begin(self, peer: FetchPeer, now: float) -> None:
         """It is asked from now on."""
+        self._untried -= peer.attempts == 0
         peer.begin(now)
         self.active[peer.peer] = peer
 
@@ -80,7 +134,7 @@ class Roster:
             active.not_before = now + self._limits.retry_s * 2 ** (active.attempts - 1)
             # To the end of the queue.
             self.peers[active.peer] = self.peers.pop(active.peer)
-        elif reason is not DropReason.EXHAUSTED:
+        elif reason not in (DropReason.EXHAUSTED, DropReason.SPARE):
             active.given_up = True
         return outstanding
 

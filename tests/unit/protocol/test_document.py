@@ -11,7 +11,7 @@ from kvnet.network.interface import STREAM_WINDOW_BYTES, StreamKind
 from kvnet.protocol.announce import AnnounceLimits
 from kvnet.protocol.fetch import GROWTH, FetchLimits
 from kvnet.protocol.fetch_limits import PATIENCE_S
-from kvnet.protocol.fetch_roster import MAX_COMEBACKS
+from kvnet.protocol.fetch_roster import MAX_COMEBACKS, TRIAL_S
 from kvnet.protocol.framing import MAX_FRAME_BYTES
 from kvnet.protocol.handshake import SESSION_ID_SIZE_BYTES
 from kvnet.protocol.lookup import MAX_ASKED, MAX_DHT_QUERIES
@@ -115,6 +115,7 @@ def test_patience_in_the_document_is_that_of_the_code() -> None:
         f"less than {fetch.min_rate_bytes_s / 1024:.0f} KiB a second over {fetch.rate_window_s:.0f} seconds",
         f"tried again after {fetch.retry_s:.0f} second, then {2 * fetch.retry_s:.0f}; after the third time",
         f"Up to {fetch.active_peers} providers are asked at the same time",
+        f"after {TRIAL_S:.0f} seconds the slowest",
         f"The first request to each is for {fetch.start_chunks} chunks",
         f"or than {fetch.least_share:.0%}".replace("%", " %"),
         f"at most {fetch.duplicate_share:.0%}".replace("%", " %") + " of the bytes needed may be asked for twice",

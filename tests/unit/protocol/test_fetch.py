@@ -13,6 +13,7 @@ from kvnet.format.chunks import ABSENT, ChunkEntry
 from kvnet.format.hashes import blake3_hash
 from kvnet.protocol.fetch import (
     MISCONDUCT,
+    ChunkOrder,
     ChunkVerified,
     Completed,
     DropPeer,
@@ -29,7 +30,7 @@ from tests.unit.protocol import swarm
 from tests.unit.protocol.swarm import LIARS, Swarm, entries_of, honest, make_chunks, peer, refuses
 
 # A least rate that 200-byte chunks of an honest peer meet.
-LIMITS = FetchLimits(min_rate_bytes_s=50.0, active_peers=1)
+LIMITS = FetchLimits(min_rate_bytes_s=50.0, active_peers=1, trials=0)
 
 
 def test_one_honest_provider_gives_everything() -> None:
@@ -291,7 +292,7 @@ def test_peers_that_may_send_only_slowly_are_kept_when_nobody_is_faster(n_limite
 
 def test_slow_peer_makes_room_for_one_that_was_not_tried() -> None:
     scripts = {"limited": swarm.at_rate(1000.0, pieces=400), "honest": honest}
-    done = Swarm(LARGE, scripts, FetchLimits(active_peers=1)).run()
+    done = Swarm(LARGE, scripts, FetchLimits(active_peers=1, trials=0)).run()
     done.assert_complete()
     assert done.drops[0][1:] == (peer("limited"), DropReason.SLOW)
     assert done.drops[0][0] == pytest.approx(FetchLimits().rate_window_s, abs=0.1)
@@ -435,7 +436,7 @@ def test_busy_peer_is_tried_again_when_nobody_else_is_left(reason: str) -> None:
 
 
 def test_several_peers_can_be_asked_at_once() -> None:
-    limits = FetchLimits(min_rate_bytes_s=1.0, active_peers=3, max_window_bytes=2000)
+    limits = FetchLimits(min_rate_bytes_s=1.0, active_peers=3, trials=0, max_window_bytes=2000)
     done = Swarm(make_chunks(200), dict.fromkeys("abcd", honest), limits).run()
     done.assert_complete()
     assert {who for _, who, _ in done.requests} == {peer("a"), peer("b"), peer("c")}
@@ -521,9 +522,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.paused: set[PeerId] = set()
         self.outcome: Instruction | None = None
 
-    @initialize(active=st.integers(1, 3))
-    def begin(self, active: int) -> None:
-        limits = FetchLimits(min_rate_bytes_s=20.0, active_peers=active, start_chunks=3)
+    @initialize(active=st.integers(1, 3), order=st.sampled_from(ChunkOrder), patience_s=st.sampled_from([0.0, 20.0]))
+    def begin(self, active: int, order: ChunkOrder, patience_s: float) -> None:
+        limits = FetchLimits(
+            min_rate_bytes_s=20.0, active_peers=active, start_chunks=3, order=order, patience_s=patience_s
+        )
         self.machine = FetchMachine(entries_of(CHUNKS), range(12), PEERS, limits=limits)
         self.obey(self.machine.start(self.now))
 
@@ -564,6 +567,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(who=st.sampled_from(PEERS[:2]), index=st.integers(0, 13), reason=st.sampled_from(["busy", "not_held", "x"]))
     def refuses_anything(self, who: PeerId, index: int, reason: str) -> None:
         self.obey(self.machine.chunk_refused(who, index, reason, self.now))
+
+    @rule(who=st.sampled_from([*PEERS, peer("four")]))
+    def turns_up(self, who: PeerId) -> None:
+        self.obey(self.machine.provider_found(who, self.now))
+
+    @rule(who=st.sampled_from(PEERS[:2]), holds=st.sets(st.integers(0, 11)))
+    def says_what_it_holds(self, who: PeerId, holds: set[int]) -> None:
+        self.obey(self.machine.holds_changed(who, holds, self.now))
 
     @rule(who=st.sampled_from(PEERS))
     def pauses(self, who: PeerId) -> None:

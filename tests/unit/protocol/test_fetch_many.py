@@ -201,6 +201,47 @@ def test_idle_peer_waits_for_what_others_have_to_give() -> None:
     ]
 
 
+@pytest.mark.parametrize("place", range(6))
+def test_fast_source_is_found_among_more_than_are_asked_at_a_time(place: int) -> None:
+    names = [f"slow-{number}" for number in range(5)]
+    names.insert(place, "fast")
+    scripts = {name: at_rate(GOOD_BYTES_S if name == "fast" else GOOD_BYTES_S / 20) for name in names}
+    done = Swarm(CHUNKS, scripts, seed=place).run()
+    done.assert_complete()
+    # Four slow ones alone take five times as long as the fast one alone.
+    assert done.now <= 1.5 * ideal_s(1)
+    assert duplicate_share(done) <= 0.05
+    assert not {DropReason.GONE, DropReason.SILENT}.intersection(reason for _, _, reason in done.drops)
+
+
+def test_no_more_than_one_is_tried_beside_those_that_are_asked() -> None:
+    done = Swarm(CHUNKS, dict.fromkeys("abcdefgh", at_rate(GOOD_BYTES_S))).run()
+    done.assert_complete()
+    asked: set[str] = set()
+    events = [(now, who, True) for now, who, _ in done.requests] + [(now, who, False) for now, who, _ in done.drops]
+    # Of what happens at one time, whoever is let go comes before whom it makes room for.
+    for _, who, begun in sorted(events, key=lambda each: (each[0], each[2])):
+        (asked.add if begun else asked.discard)(who.decode())
+        assert len(asked) <= 5
+    # Each trial takes its time, and the fetch takes ten seconds.
+    assert len({who for _, who, _ in done.requests}) == 6
+    assert done.now <= 1.1 * ideal_s(4)
+    assert duplicate_share(done) <= 0.05
+
+
+def test_peer_with_nothing_to_do_makes_room_for_one_that_has_what_is_to_be_asked_for() -> None:
+    chunks = make_chunks(6)
+    a, b, c = (peer(name) for name in "abc")
+    limits = FetchLimits(min_rate_bytes_s=1.0, active_peers=2, trials=0)
+    holds = dict.fromkeys((a, b), range(4))
+    machine = FetchMachine(entries_of(chunks), range(6), [a, b], holds=holds, limits=limits)
+    assert machine.start(0.0) == [RequestChunks(a, (0, 1)), RequestChunks(b, (2, 3))]
+    machine.chunk_arrived(b, 2, chunks[2], 0.05)
+    machine.chunk_arrived(a, 0, chunks[0], 0.1)
+    machine.chunk_arrived(a, 1, chunks[1], 0.1)
+    assert machine.provider_found(c, 0.11) == [DropPeer(a, DropReason.SPARE), RequestChunks(c, (4, 5))]
+
+
 def test_what_providers_hold_is_respected() -> None:
     holds = {"front": frozenset(range(200)), "back": frozenset(range(200, 400))}
     scripts = dict.fromkeys(("front", "back"), at_rate(GOOD_BYTES_S))
@@ -236,7 +277,7 @@ def order_of(done: Swarm) -> list[int]:
     return [index for _, _, indices in done.requests for index in indices]
 
 
-REPLICATION = FetchLimits(min_rate_bytes_s=1.0, active_peers=1, order=ChunkOrder.RAREST_FIRST)
+REPLICATION = FetchLimits(min_rate_bytes_s=1.0, active_peers=1, trials=0, order=ChunkOrder.RAREST_FIRST)
 
 
 def test_equally_rare_chunks_are_asked_for_from_the_front() -> None:
