@@ -122,10 +122,10 @@ class Reception:
 
     def _answer(self, session: PeerSession, request: Request) -> Reply | None:
         assert isinstance(request, Enrol)  # noqa: S101 - the node hands out requests by their kind
-        now = trio.current_time()
+        now_s = trio.current_time()
         if self._attempts is None:
-            self._attempts = Allowance(ATTEMPTS_PER_S, ATTEMPTS_BURST, now)
-        if self._admissions is None or not self._attempts.take(1, now):
+            self._attempts = Allowance(ATTEMPTS_PER_S, ATTEMPTS_BURST, now_s)
+        if self._admissions is None or not self._attempts.take(1, now_s):
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         held = self._invitations.find(request.invitation)
         roster = self._rosters.roster(held.namespace) if held is not None else None

@@ -53,7 +53,7 @@ class _Tried:
 
     addresses: tuple[str, ...]
     failures: int = 0
-    due: float = 0.0
+    due_s: float = 0.0
     dialled_s: float = float("-inf")
 
 
@@ -92,7 +92,7 @@ class Meetings:
                 for member in self._unmet():
                     await slots.acquire()
                     tried = self._tried[member.peer]
-                    tried.due, tried.dialled_s = float("inf"), trio.current_time()
+                    tried.due_s, tried.dialled_s = float("inf"), trio.current_time()
                     nursery.start_soon(self._meet, member, tried, slots)
                 await trio.sleep(LOOK_S)
 
@@ -101,24 +101,24 @@ class Meetings:
         known = self._members()
         self._tried = {peer: tried for peer, tried in self._tried.items() if peer in known}
         unmet: list[KnownMember] = []
-        now = trio.current_time()
+        now_s = trio.current_time()
         for peer, member in known.items():
             tried = self._tried.get(peer)
             if tried is None or tried.addresses != member.addresses:
                 # Somewhere else than before: that it was not there says nothing about that.
-                tried = self._tried[peer] = self._begun(member, tried, now)
-            if peer not in connected and member.addresses and tried.due <= now:
+                tried = self._tried[peer] = self._begun(member, tried, now_s)
+            if peer not in connected and member.addresses and tried.due_s <= now_s:
                 unmet.append(member)
         # Whoever never answers, wherever it is said to be, keeps nobody waiting.
         unmet.sort(key=lambda member: self._tried[member.peer].failures)
         return unmet[: max(0, self._limits.wanted - len(connected))]
 
-    def _begun(self, member: KnownMember, before: _Tried | None, now: float) -> _Tried:
-        due = now + (YIELD_S if self._network.peer_id > member.peer else 0.0)
+    def _begun(self, member: KnownMember, before: _Tried | None, now_s: float) -> _Tried:
+        due_s = now_s + (YIELD_S if self._network.peer_id > member.peer else 0.0)
         if before is None:
-            return _Tried(member.addresses, due=due)
-        due = max(due, before.dialled_s + MOVED_S)
-        return _Tried(member.addresses, before.failures, due, before.dialled_s)
+            return _Tried(member.addresses, due_s=due_s)
+        due_s = max(due_s, before.dialled_s + MOVED_S)
+        return _Tried(member.addresses, before.failures, due_s, before.dialled_s)
 
     async def _meet(self, member: KnownMember, tried: _Tried, slots: trio.Semaphore) -> None:
         limits = self._limits
@@ -132,4 +132,4 @@ class Meetings:
             _log.debug("a member could not be reached: %s", error)
         finally:
             slots.release()
-        tried.due = trio.current_time() + min(limits.retry_s * 2.0**tried.failures, limits.max_retry_s)
+        tried.due_s = trio.current_time() + min(limits.retry_s * 2.0**tried.failures, limits.max_retry_s)

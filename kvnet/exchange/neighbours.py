@@ -77,7 +77,7 @@ class Neighbour:
 class _Row:
     sighting: Sighting
     seen: float
-    due: float
+    due_s: float
     names: dict[str, None] = field(default_factory=dict)
     failures: int = 0
     dialling: bool = False
@@ -100,17 +100,17 @@ class NeighbourTable:
         self._budget = float(self._limits.burst)
         self._budget_at = float("-inf")
 
-    def sighted(self, sighting: Sighting, now: float) -> bool:
+    def sighted(self, sighting: Sighting, now_s: float) -> bool:
         """A neighbour is there. One that says something new of itself is tried anew; whether it is such a one."""
         row = self._rows.pop(sighting.peer, None)
         known = row
         if row is None or row.sighting.addresses != sighting.addresses or row.sighting.version != sighting.version:
             yields = self._limits.yield_s if self._own > sighting.peer else 0.0
             names = row.names if row is not None else {}
-            row = _Row(sighting, now, now + yields, names)
+            row = _Row(sighting, now_s, now_s + yields, names)
             if known is not None:
                 row.dialling, row.reached = known.dialling, known.reached
-        row.seen = now
+        row.seen = now_s
         row.names.pop(sighting.name, None)
         row.names[sighting.name] = None
         while len(row.names) > self._limits.names:
@@ -128,20 +128,20 @@ class NeighbourTable:
             if not row.names:
                 del self._rows[peer]
 
-    def retry_all(self, now: float) -> None:
+    def retry_all(self, now_s: float) -> None:
         """Whatever kept neighbours away may be over: all of them are due."""
         for row in self._rows.values():
-            row.due, row.failures = now, 0
+            row.due_s, row.failures = now_s, 0
 
-    def next_dials(self, connected: frozenset[PeerId], now: float) -> list[Sighting]:
+    def next_dials(self, connected: frozenset[PeerId], now_s: float) -> list[Sighting]:
         """Whom to dial now; each is under way until `dialled` is called."""
-        self._refill(now)
+        self._refill(now_s)
         for peer in connected & self._rows.keys():
             self._rows[peer].reached = True
         busy = sum(row.dialling for row in self._rows.values())
         chosen: list[Sighting] = []
-        for peer, row in sorted(self._rows.items(), key=lambda item: item[1].due):
-            if busy + len(chosen) >= self._limits.in_flight or self._budget < 1.0 or row.due > now:
+        for peer, row in sorted(self._rows.items(), key=lambda item: item[1].due_s):
+            if busy + len(chosen) >= self._limits.in_flight or self._budget < 1.0 or row.due_s > now_s:
                 break
             if peer in connected or row.dialling or row.sighting.version < PROTOCOL_VERSION:
                 continue
@@ -150,12 +150,12 @@ class NeighbourTable:
             chosen.append(row.sighting)
         return chosen
 
-    def _refill(self, now: float) -> None:
-        passed = max(0.0, now - self._budget_at)
+    def _refill(self, now_s: float) -> None:
+        passed = max(0.0, now_s - self._budget_at)
         self._budget = min(float(self._limits.burst), self._budget + passed * self._limits.dials_per_s)
-        self._budget_at = now
+        self._budget_at = now_s
 
-    def dialled(self, peer: PeerId, failure: str, now: float) -> None:
+    def dialled(self, peer: PeerId, failure: str, now_s: float) -> None:
         """What came of a dial; `failure` is "" when it is connected."""
         row = self._rows.get(peer)
         if row is None:
@@ -163,24 +163,24 @@ class NeighbourTable:
         row.dialling = False
         row.reason = failure
         if failure:
-            row.due = now + min(self._limits.retry_s * 2.0**row.failures, self._limits.max_retry_s)
+            row.due_s = now_s + min(self._limits.retry_s * 2.0**row.failures, self._limits.max_retry_s)
             row.failures = min(row.failures + 1, 16)
         else:
             row.failures = 0
-            row.due = now + self._limits.retry_s
+            row.due_s = now_s + self._limits.retry_s
 
-    def too_many(self, strangers: Sequence[tuple[PeerId, float]], now: float) -> list[PeerId]:
+    def too_many(self, strangers: Sequence[tuple[PeerId, float]], now_s: float) -> list[PeerId]:
         """Which connections to neighbours that prove nothing to let go; they are tried again much later.
 
         Args:
             strangers: neighbours with a session without a common namespace, and since when.
-            now: the time.
+            now_s: the time, on any monotonic clock.
         """
         known = [(since, peer) for peer, since in strangers if peer in self._rows]
         excess = max(0, len(known) - self._limits.strangers)
-        gone = [peer for since, peer in sorted(known)[:excess] if now - since >= self._limits.stranger_s]
+        gone = [peer for since, peer in sorted(known)[:excess] if now_s - since >= self._limits.stranger_s]
         for peer in gone:
-            self._rows[peer].due = now + self._limits.max_retry_s
+            self._rows[peer].due_s = now_s + self._limits.max_retry_s
         return gone
 
     def neighbours(self, state_of: Callable[[PeerId], str]) -> list[Neighbour]:
@@ -260,14 +260,14 @@ class Neighbours:
         task_status.started()
         async with trio.open_nursery() as nursery:
             while True:
-                now = trio.current_time()
+                now_s = trio.current_time()
                 connected = frozenset(info.peer for info in self._network.connected())
-                for sighting in self._table.next_dials(connected, now):
+                for sighting in self._table.next_dials(connected, now_s):
                     nursery.start_soon(self._dial, sighting)
                 for peer in self._to_probe:
                     nursery.start_soon(self._network.probe, peer)
                 self._to_probe.clear()
-                for peer in self._table.too_many(self._strangers(now), now):
+                for peer in self._table.too_many(self._strangers(now_s), now_s):
                     nursery.start_soon(self._network.disconnect, peer)
                 changed = self._changed
                 with trio.move_on_after(LOOK_S):
@@ -281,10 +281,10 @@ class Neighbours:
             failure = str(error)
         self._table.dialled(sighting.peer, failure, trio.current_time())
 
-    def _strangers(self, now: float) -> Sequence[tuple[PeerId, float]]:
+    def _strangers(self, now_s: float) -> Sequence[tuple[PeerId, float]]:
         """Neighbours with a session in which nothing is proved, and since when."""
         strangers = [each.peer for each in self.list() if each.state == "stranger" and each.peer not in self._keep]
-        self._since = {peer: self._since.get(peer, now) for peer in strangers}
+        self._since = {peer: self._since.get(peer, now_s) for peer in strangers}
         return list(self._since.items())
 
     def _wake(self) -> None:

@@ -5,7 +5,7 @@ worked out together, for no more than a tenth of the time. What this node says i
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -112,10 +112,10 @@ class Rosters:
     def _answer_former(self, session: PeerSession, request: Request) -> Reply:
         if not isinstance(request, GetStatements) or not is_ordered(request):
             return Refused(request_id=request.request_id, reason=RefusalReason.UNKNOWN)
-        now = trio.current_time()
+        now_s = trio.current_time()
         if self._former_asks is None:
-            self._former_asks = Allowance(FORMER_ASKS_PER_S, FORMER_ASKS_BURST, now)
-        if not self._former_asks.take(1, now):
+            self._former_asks = Allowance(FORMER_ASKS_PER_S, FORMER_ASKS_BURST, now_s)
+        if not self._former_asks.take(1, now_s):
             return Refused(request_id=request.request_id, reason=RefusalReason.BUSY)
         told = self._for_former(session.opened.namespaces[request.slot])
         return answer(request, {short(blake3_hash(each)): each for each in told})
@@ -157,36 +157,37 @@ class Rosters:
         """Those of this node's namespaces that have a founder."""
         return list(self._scopes())
 
-    def _rosters(self) -> Mapping[bytes, Roster]:
-        """Namespace id -> roster; worked out when something has changed. The policy asks at every use of anything."""
+    def _said(self, namespace: NamespaceId, kinds: Iterable[StatementType] = _ABOUT_MEMBERS) -> list[SignedStatement]:
+        """The statements about members that count in a namespace."""
+        return [each for kind in kinds for each in self._statements.all(kind, namespace=namespace)]
+
+    def _worked_out(self) -> _Known:
+        """What is known; worked out anew when something has changed. The policy asks at every use of anything."""
         scopes = self._scopes()
         if self._known is None or self._known.scopes is not scopes or self.settles_s == 0.0:
             self._stale, began_s = False, time.thread_time()
             rosters: dict[bytes, Roster] = {}
             for scope in scopes:
                 namespace = scope.namespace.id
-                said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
-                rosters[namespace] = build_roster(namespace, scope.founder, said, devices_remove=scope.devices)
+                rosters[namespace] = build_roster(
+                    namespace, scope.founder, self._said(namespace), devices_remove=scope.devices
+                )
             self._known = _Known(scopes, rosters)
             took_s = time.thread_time() - began_s
             self._rest_until_s = time.monotonic() + (took_s / SHARE if took_s > FREE_S else 0.0)
-        return self._known.rosters
+        return self._known
 
     def roster(self, namespace: bytes) -> Roster | None:
         """The members of a namespace; None when this node is not in it, or it has no founder."""
-        return self._rosters().get(namespace)
+        return self._worked_out().rosters.get(namespace)
 
     def members(self) -> Mapping[bytes, frozenset[bytes]]:
         """Publisher ids of the members of each namespace that has a founder: whose artifacts are believed in it."""
-        self._rosters()
-        assert self._known is not None  # noqa: S101 - worked out just now
-        return self._known.members
+        return self._worked_out().members
 
     def departed(self) -> Mapping[bytes, Mapping[bytes, int]]:
         """Namespace id -> publisher id -> seconds since 1970 when it was removed, for those who are out."""
-        self._rosters()
-        assert self._known is not None  # noqa: S101 - worked out just now
-        return self._known.departed
+        return self._worked_out().departed
 
     def own_key(self, roster: Roster) -> PublisherKey | None:
         """The key with which this node speaks in a namespace: the founder's, else its newest that is a member."""
@@ -203,9 +204,7 @@ class Rosters:
     def keys_of_machine(self, roster: Roster, publisher: bytes) -> frozenset[bytes]:
         """All members that are keys of one member's machine, by that machine's own word."""
         kinds = (StatementType.MEMBERSHIP, StatementType.KEY_ROTATION)
-        namespace = NamespaceId(roster.namespace)
-        said = [each for kind in kinds for each in self._statements.all(kind, namespace=namespace)]
-        return keys_of_machine(roster, publisher, said)
+        return keys_of_machine(roster, publisher, self._said(NamespaceId(roster.namespace), kinds))
 
     def latest_membership(self, body: Membership, key: PublisherKey) -> SignedStatement | None:
         """What this key said last of a member, when it says the same and still counts."""
@@ -226,8 +225,7 @@ class Rosters:
             roster: of the namespace.
             about: publisher ids.
         """
-        namespace = NamespaceId(roster.namespace)
-        said = [each for kind in _ABOUT_MEMBERS for each in self._statements.all(kind, namespace=namespace)]
+        said = self._said(NamespaceId(roster.namespace))
         speaking = roster.members.keys() - set(about)
         return max(
             (each.body.sequence for each in said if each.signer in speaking and _lets_in(each, about)), default=0
