@@ -31,6 +31,10 @@ SYNC_BYTES: Final = 64 << 20
 SYNC_S: Final = 2.0
 """A power failure costs at most what was written since the last sync: so many bytes, or so many seconds."""
 
+FIRST_SYNC_BYTES: Final = 8 << 20
+"""The first sync comes after so many bytes, each later one after twice as many: whoever publishes a small pack, and
+waits for the medium, finds most of it there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -96,14 +100,23 @@ class GroupedSync:
         journal: its journal; synced second, so that it never names more than what is there.
         size_bytes: a sync after so many bytes,
         seconds: or after so much time with anything written.
+        first_bytes: the first after so many bytes; then after twice as many each time, up to `size_bytes`.
     """
 
     def __init__(
-        self, files: OsFiles, data: int, journal: int, *, size_bytes: int = SYNC_BYTES, seconds: float = SYNC_S
+        self,
+        files: OsFiles,
+        data: int,
+        journal: int,
+        *,
+        size_bytes: int = SYNC_BYTES,
+        seconds: float = SYNC_S,
+        first_bytes: int = FIRST_SYNC_BYTES,
     ) -> None:
         self._files = files
         self._handles = (data, journal)
         self._size_bytes = size_bytes
+        self._due_bytes = min(first_bytes, size_bytes)
         self._seconds = seconds
         self._changed = threading.Condition()
         self._pending_bytes = 0
@@ -128,7 +141,7 @@ class GroupedSync:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
                 self._thread.start()
-            elif self._pending_bytes >= self._size_bytes:
+            elif self._pending_bytes >= self._due_bytes:
                 self._changed.notify()
 
     def end(self) -> None:
@@ -159,8 +172,9 @@ class GroupedSync:
         with self._changed:
             while not self._ended:
                 left_s = self._since_s + self._seconds - time.monotonic() if self._pending_bytes else None
-                if self._pending_bytes >= self._size_bytes or (left_s is not None and left_s <= 0):
+                if self._pending_bytes >= self._due_bytes or (left_s is not None and left_s <= 0):
                     self._pending_bytes = 0
+                    self._due_bytes = min(2 * self._due_bytes, self._size_bytes)
                     return True
                 self._changed.wait(left_s)
             return False

@@ -323,6 +323,18 @@ def test_data_is_synced_before_its_journal_after_so_many_bytes() -> None:
     sync.end()
 
 
+def test_the_first_syncs_come_sooner_and_each_after_twice_as_much() -> None:
+    files = CountingFiles()
+    sync = GroupedSync(files, 7, 8, size_bytes=40, seconds=3600, first_bytes=10)
+    for n_syncs, n_bytes in ((2, 10), (4, 20), (6, 40), (8, 40)):
+        sync.wrote(n_bytes - 1)
+        assert len(files.synced) == n_syncs - 2
+        sync.wrote(1)
+        files.wait_for(n_syncs)
+    sync.end()
+    assert files.synced == [7, 8] * 4
+
+
 def test_what_was_written_is_synced_after_some_time_though_nothing_more_comes() -> None:
     files = CountingFiles()
     sync = GroupedSync(files, 7, 8, size_bytes=1 << 30, seconds=0.01)
