@@ -19,6 +19,7 @@ from kvnet.engine.mlx.caches import *
 from kvnet.engine.mlx.caches import all_finite, as_batch, memory_is_shared
 from kvnet.engine.mlx.unfilled import unfilled
 from kvnet.errors import CompatibilityError
+from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.tensor import DType, LayerKind
 
 def refused(action):
@@ -47,7 +48,7 @@ keys, values = (
     if kind.dtype is not DType.FLOAT32 else generator.random((2, 300, dim), np.float32)
     for dim in (4, 3)
 )
-builder = CacheBuilder(kind, 290, 500, in_place={in_place})
+[builder] = cache_builders(LayerLayout((kind,), bytes(1)), 290, 500, in_place={in_place})
 builder.put(256, keys[:, 256:], values[:, 256:])
 builder.put(0, keys[:, :256], values[:, :256])
 builder.clear_rest()
@@ -68,9 +69,9 @@ def test_rows_read_to_their_places_are_those_of_a_put(repository_root: Path) -> 
     code = """
 kind = LayerKind(cache="kv", heads=2, k_dim=4, v_dim=3, dtype=DType.BFLOAT16)
 keys, values = (np.arange(2 * 300 * dim, dtype=np.uint16).reshape(2, 300, dim) for dim in (4, 3))
-put = CacheBuilder(kind, 290, 300, in_place=True)
+layers = LayerLayout((kind,), bytes(2))
+put, read = cache_builders(layers, 290, 300, in_place=True)
 put.put(0, keys, values)
-read = CacheBuilder(kind, 290, 300, in_place=True)
 for first, n in ((0, 256), (256, 34)):
     places = read.places(first, n)
     tile = [*keys[:, first : first + n], *values[:, first : first + n]]
@@ -78,7 +79,7 @@ for first, n in ((0, 256), (256, 34)):
         memoryview(place).cast("B")[:] = rows.tobytes()
 del places, place
 assert read.places(256, 35) is None
-assert CacheBuilder(kind, 290, 300, in_place=False).places(0, 256) is None
+assert CacheBuilder(kind, 290, 300).places(0, 256) is None
 caches = [builder.finish() for builder in (put, read)]
 [one, other] = [[rows.tobytes() for rows in rows_of(cache, 0, 290)] for cache in caches]
 print(one == other)
@@ -89,8 +90,9 @@ print(one == other)
 def test_unfilled_arrays_are_memory_to_write(repository_root: Path) -> None:
     code = """
 for dtype in (mx.float32, mx.float16, mx.bfloat16):
-    arrays = unfilled([(1, 2, 300, 4), (3,), (1,)], dtype)
-    assert [(array.shape, array.dtype) for array in arrays] == [((1, 2, 300, 4), dtype), ((3,), dtype), ((1,), dtype)]
+    wanted = [((1, 2, 300, 4), dtype), ((3,), mx.float16), ((1,), dtype)]
+    arrays = unfilled(wanted)
+    assert [(array.shape, array.dtype) for array in arrays] == wanted
     for array in arrays:
         np.asarray(memoryview(array.view(mx.uint8)))[...] = 0
     assert all(mx.all(array == 0).item() for array in arrays)
@@ -110,7 +112,7 @@ class Forgetful(KVCache):
 import kvnet.engine.mlx.caches as caches
 caches.KVCache = Forgetful
 kind = LayerKind(cache="kv", heads=1, k_dim=4, v_dim=4, dtype=DType.FLOAT32)
-print(CacheBuilder(kind, 100, 100, in_place=True).finish().offset)
+print(caches.cache_builders(LayerLayout((kind,), bytes(1)), 100, 100, in_place=True)[0].finish().offset)
 """
     assert run(code, repository_root) == "100"
 

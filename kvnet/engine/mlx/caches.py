@@ -153,7 +153,7 @@ def _resized(array: Any, n_tokens: int, rows: int) -> mx.array:
     batch, heads, _, dim = array.shape
     shape = (batch, heads, rows, dim)
     if memory_is_shared():
-        [new] = unfilled([shape], array.dtype)
+        [new] = unfilled([(shape, array.dtype)])
         view = _view(new)
         view[:, :, :n_tokens, :] = _view(array)[:, :, :n_tokens, :]
         view[:, :, n_tokens:, :] = 0
@@ -164,6 +164,36 @@ def _resized(array: Any, n_tokens: int, rows: int) -> mx.array:
     return new
 
 
+def cache_builders(layers: LayerLayout, n_tokens: int, capacity_tokens: int, *, in_place: bool) -> list["CacheBuilder"]:
+    """A builder for each layer; see there.
+
+    Args:
+        layers: the model's layer layout.
+        n_tokens: rows that will be put.
+        capacity_tokens: tokens to make room for.
+        in_place: fill MLX's own memory, which saves a copy of every layer.
+    """
+    kinds = [layers.kinds[kind] for kind in layers.order]
+    if not in_place:
+        return [CacheBuilder(kind, n_tokens, capacity_tokens) for kind in kinds]
+    wanted = [(shape, _mlx_dtype(kind)) for kind in kinds for shape in _shapes(kind, n_tokens, capacity_tokens)]
+    arrays = unfilled(wanted)
+    return [
+        CacheBuilder(kind, n_tokens, capacity_tokens, arrays[2 * layer : 2 * layer + 2])
+        for layer, kind in enumerate(kinds)
+    ]
+
+
+def _shapes(kind: LayerKind, n_tokens: int, capacity_tokens: int) -> list[tuple[int, ...]]:
+    """Of K and of V."""
+    rows = rows_for(n_tokens, capacity_tokens)
+    return [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
+
+
+def _mlx_dtype(kind: LayerKind) -> Any:
+    return next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
+
+
 class CacheBuilder:
     """Builds one layer's ``KVCache`` from rows put in place, with room to grow.
 
@@ -171,23 +201,23 @@ class CacheBuilder:
         kind: shape and dtype of the layer.
         n_tokens: rows that will be put; becomes the cache's offset.
         capacity_tokens: rows to make room for beyond them, rounded up to the allocator's 256.
-        in_place: fill MLX's own memory, which saves a copy of every layer.
+        arrays: K and V of MLX's own, evaluated and not written yet, to fill; without, a copy is made of every layer.
 
     ``put`` and ``clear_rest`` may run in several threads, each with other rows.
     """
 
-    def __init__(self, kind: LayerKind, n_tokens: int, capacity_tokens: int, *, in_place: bool) -> None:
+    def __init__(
+        self, kind: LayerKind, n_tokens: int, capacity_tokens: int, arrays: Sequence[mx.array] | None = None
+    ) -> None:
         self._n_tokens = n_tokens
-        self._dtype = next(ours for ours, (theirs, _) in _DTYPES.items() if theirs == kind.dtype)
-        rows = rows_for(n_tokens, capacity_tokens)
-        shapes = [(1, kind.heads, rows, dim) for dim in (kind.k_dim, kind.v_dim)]
-        self._arrays: list[mx.array] = []
-        if in_place:
-            self._arrays = unfilled(shapes, self._dtype)
+        self._dtype = _mlx_dtype(kind)
+        if arrays is not None:
+            self._arrays = list(arrays)
             # Dropped in finish(), before MLX reads what was written.
             self._views = [_view(array) for array in self._arrays]
         else:
-            self._views = [np.empty(shape, numpy_dtype(kind)) for shape in shapes]
+            self._arrays = []
+            self._views = [np.empty(shape, numpy_dtype(kind)) for shape in _shapes(kind, n_tokens, capacity_tokens)]
 
     def put(self, first_token: int, keys: Rows, values: Rows) -> None:
         """Copies rows to their place; rows from ``n_tokens`` on are left out."""

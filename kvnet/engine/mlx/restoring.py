@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvnet.engine.interface import ChunkRef, RestorePlan
-from kvnet.engine.mlx.caches import CacheBuilder, all_finite, evaluate, memory_is_shared, numpy_dtype
+from kvnet.engine.mlx.caches import CacheBuilder, all_finite, cache_builders, evaluate, memory_is_shared, numpy_dtype
 from kvnet.engine.tiles import decode_tile
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError
 from kvnet.format.chunks import ChunkKind, ChunkSpec
@@ -41,10 +41,7 @@ def restore(plan: RestorePlan, fingerprint: Fingerprint, *, capacity_tokens: int
     manifest = decode_manifest(plan.manifest)
     _check(manifest, plan.n_tokens, fingerprint)
     layers = manifest.fingerprint.layers
-    builders = [
-        CacheBuilder(layers.kinds[kind], plan.n_tokens, capacity_tokens, in_place=memory_is_shared())
-        for kind in layers.order
-    ]
+    builders = cache_builders(layers, plan.n_tokens, capacity_tokens, in_place=memory_is_shared())
     held = {chunk.index: chunk for chunk in plan.chunks}
     tiles: list[tuple[ChunkSpec, ChunkRef]] = []
     for spec in _needed_tiles(manifest, plan.n_tokens):

@@ -15,25 +15,26 @@ import mlx.core as mx
 _NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
 
 
-def unfilled(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype) -> list[mx.array]:
+def unfilled(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> list[mx.array]:
     """Evaluated arrays whose values are whatever was in their memory: write each before it is read.
 
+    All that are needed at once should be asked for at once.
+
     Args:
-        shapes: of the arrays, each with at least one element.
-        dtype: float32, float16 or bfloat16.
+        wanted: shape, with at least one element, and dtype of each: float32, float16 or bfloat16.
     """
-    file: Any = _NothingToRead(*_header(shapes, dtype))
+    file: Any = _NothingToRead(*_header(wanted))
     loaded: Any = mx.load(file, format="safetensors")
-    arrays = [loaded[str(number)] for number in range(len(shapes))]
+    arrays = [loaded[str(number)] for number in range(len(wanted))]
     mx.eval(arrays)
     return arrays
 
 
-def _header(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype) -> tuple[bytes, int]:
+def _header(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> tuple[bytes, int]:
     """The beginning of a safetensors file with arrays named 0, 1, 2 and so on, and its whole size in bytes."""
     tensors: dict[str, object] = {}
     end = 0
-    for number, shape in enumerate(shapes):
+    for number, (shape, dtype) in enumerate(wanted):
         begin, end = end, end + math.prod(shape) * dtype.size
         tensors[str(number)] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(tensors).encode()
