@@ -341,3 +341,14 @@ def test_ten_thousand_artifacts_of_one_peer_cost_bounded_bytes_and_time() -> Non
     # Far above what it takes: what is guarded against is time that grows with the square.
     assert took_s < 10
     assert (time.process_time() - began_s) / 20 < 0.05
+
+
+def test_everything_that_peers_hold_in_a_namespace_is_listed_until_it_expires() -> None:
+    tables = PeerTables()
+    one, two = entry(PROMPT[:256]), entry(PROMPT)
+    take(tables, record("a", one, two))
+    take(tables, record("b", one, life_s=100.0))
+    listed = [(peer("a"), b"s" * 32, one), (peer("a"), b"s" * 32, two), (peer("b"), b"s" * 32, one)]
+    assert sorted(tables.held(MINE.id, NOW_S), key=repr) == sorted(listed, key=repr)
+    assert [each for each, _, _ in tables.held(MINE.id, NOW_S + 200)] == [peer("a"), peer("a")]
+    assert tables.held(OTHER.id, NOW_S) == []
