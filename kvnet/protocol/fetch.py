@@ -315,17 +315,24 @@ class FetchMachine:
         for active in sorted(self._active.values(), key=lambda each: each.backlog_s(now)):
             if active.peer in self._active:
                 instructions += self._top_up(active, now)
-        waiting = [] if self._roster.settled else [each for each in self._roster.waiting() if each.not_before <= now]
-        spare = self._roster.spare(now, wanted=any(map(self._pending.wanted_of, waiting)))
-        if spare is not None:
+        if now >= self._roster.trial_ends_s or not self._roster.settled:
+            instructions += self._begin_others(now)
+        if self._roster.hopeless(now):
+            self._ended = True
+            instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
+        return instructions
+
+    def _begin_others(self, now: float) -> list[Instruction]:
+        """Begin with those who wait, where there is room or somebody makes it."""
+        instructions: list[Instruction] = []
+        waiting = [each for each in self._roster.waiting() if each.not_before <= now]
+        wanted = any(map(self._pending.wanted_of, waiting))
+        while (spare := self._roster.spare(now, wanted=wanted)) is not None:
             instructions.append(self._end(spare, DropReason.SPARE, now))
         for peer in waiting:
             if self._may_begin(peer):
                 self._roster.begin(peer, now)
                 instructions += self._top_up(peer, now)
-        if self._roster.hopeless(now):
-            self._ended = True
-            instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))
         return instructions
 
     def _may_begin(self, peer: FetchPeer) -> bool:

@@ -133,7 +133,6 @@ class FetchPeer:
         peer: who.
         holds: the chunks it says it has; ``None`` when it has not said.
         attempts: how often it was begun with.
-        begun_s: when it was last.
         not_before: when it may be tried again.
         last_reason: why it was last let go.
         given_up: not to be asked again in this fetch, unless it comes back.
@@ -155,7 +154,6 @@ class FetchPeer:
     peer: PeerId
     holds: Container[int] | None = None
     attempts: int = 0
-    begun_s: float = 0.0
     not_before: float = float("-inf")
     last_reason: DropReason | None = None
     given_up: bool = False
@@ -178,7 +176,7 @@ class FetchPeer:
         """It is asked from now on."""
         self.attempts += 1
         self.paused = self.proven = False
-        self.begun_s = self.last_byte = self.window_begun = now
+        self.last_byte = self.window_begun = now
         self.total_bytes = self.window_bytes = self.part_bytes = 0
         self.rate.begin(now)
 

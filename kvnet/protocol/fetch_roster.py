@@ -26,6 +26,7 @@ class Roster:
         peers: all of them, by peer id.
         active: those that are asked.
         progress_s: when the last chunk was verified, or it began.
+        trial_ends_s: when it is known who of too many is the slowest; infinite where there are not too many.
     """
 
     def __init__(self, limits: FetchLimits, missing: Collection[int]) -> None:
@@ -34,6 +35,7 @@ class Roster:
         self.peers: dict[PeerId, FetchPeer] = {}
         self.active: dict[PeerId, FetchPeer] = {}
         self.progress_s = 0.0
+        self.trial_ends_s = math.inf
         self._untried = 0
 
     def add(self, peer: PeerId, holds: Container[int] | None, now: float) -> bool:
@@ -83,15 +85,16 @@ class Roster:
 
     @property
     def settled(self) -> bool:
-        """Whether as many are asked as may be, all have something to do, and nobody is tried: a quick look."""
-        idle = any(not each.outstanding for each in self.active.values())
-        return self.full and not idle and len(self.active) <= self._limits.active_peers and not self._may_try
+        """Whether nobody can be begun with, before a trial is over: a quick look, for after every chunk."""
+        if len(self.active) == len(self.peers):
+            return True
+        return self.full and not self._may_try and all(each.outstanding for each in self.active.values())
 
     @property
     def _may_try(self) -> bool:
         """Whether one more is tried beside those that are asked: when it is known how fast those are."""
-        room = len(self.active) < self._limits.active_peers + self._limits.trials
-        return room and self._untried > 0 and all(each.rate.known for each in self.active.values())
+        room = self._untried > 0 and len(self.active) < self._limits.active_peers + self._limits.trials
+        return room and all(each.rate.known for each in self.active.values())
 
     def spare(self, now: float, *, wanted: bool) -> FetchPeer | None:
         """Who is asked no longer in favour of others: one with nothing to do, or after a trial the slowest.
@@ -108,22 +111,19 @@ class Roster:
             return None
         return min(self.active.values(), key=lambda each: each.rate.bytes_s(now))
 
-    @property
-    def trial_ends_s(self) -> float:
-        """When it is known who of too many is the slowest; never where there are not too many."""
-        if len(self.active) <= self._limits.active_peers:
-            return math.inf
-        return max(each.begun_s for each in self.active.values()) + TRIAL_S
-
     def begin(self, peer: FetchPeer, now: float) -> None:
         """It is asked from now on."""
         self._untried -= peer.attempts == 0
         peer.begin(now)
         self.active[peer.peer] = peer
+        if len(self.active) > self._limits.active_peers:
+            self.trial_ends_s = now + TRIAL_S
 
     def end(self, active: FetchPeer, reason: DropReason, now: float) -> list[int]:
         """It is asked no longer; the chunks that it was asked for."""
         del self.active[active.peer]
+        if len(self.active) <= self._limits.active_peers:
+            self.trial_ends_s = math.inf
         outstanding = active.clear()
         active.last_reason = reason
         if reason in PASSING:

@@ -229,6 +229,18 @@ def test_no_more_than_one_is_tried_beside_those_that_are_asked() -> None:
     assert duplicate_share(done) <= 0.05
 
 
+def test_as_many_as_are_to_be_tried_at_a_time_are_and_only_the_fastest_stays() -> None:
+    limits = FetchLimits(active_peers=1, trials=2)
+    scripts = {"a": at_rate(GOOD_BYTES_S / 4), "b": at_rate(GOOD_BYTES_S / 2), "c": at_rate(GOOD_BYTES_S)}
+    done = Swarm(CHUNKS, scripts, limits).run()
+    done.assert_complete()
+    assert [(who, reason) for _, who, reason in done.drops] == [
+        (peer("a"), DropReason.SPARE),
+        (peer("b"), DropReason.SPARE),
+        (peer("c"), DropReason.DONE),
+    ]
+
+
 def test_peer_with_nothing_to_do_makes_room_for_one_that_has_what_is_to_be_asked_for() -> None:
     chunks = make_chunks(6)
     a, b, c = (peer(name) for name in "abc")
