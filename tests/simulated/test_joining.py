@@ -12,12 +12,15 @@ from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.presence import Presences, PresenceState
 from kvnet.format.hashes import ArtifactHash
+from kvnet.network.interface import ByteStream
 from kvnet.network.memory import World
 from kvnet.network.memory_links import Link
 from kvnet.protocol.fetch_limits import PATIENCE_S
+from kvnet.protocol.messages.chunks import GetChunks
 from kvnet.protocol.pace import Purpose
 from kvnet.store.interface import ArtifactRecord
-from tests.simulated.nodes import Node, identity, start_node
+from tests.evil import EvilPeer, relay_answer
+from tests.simulated.nodes import MINE, Node, identity, start_node
 
 TOKENS = [3 + (i * 7919) % 251 for i in range(5000)]
 """20 blocks of 64 KiB."""
@@ -198,6 +201,46 @@ async def test_a_fetch_whose_only_provider_does_not_come_back_ends_and_says_what
     with pytest.RaisesGroup(pytest.RaisesExc(NotFoundError, match=r"1\d chunks are missing")):
         await fetch(c, record.hash, purpose, at_chunk=4, then=kill)
     assert trio.current_time() - gone_s < ends_s
+
+
+# --- what is remembered of peers --------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_turned_up_late_is_rated_by_the_time_it_was_asked_for(
+    autojump_clock: MockClock, world: World, start: Start
+) -> None:
+    a, b, c = [await start(name) for name in "abc"]
+    record = (await a.add(TOKENS)).record
+    await copy_to(b, a, artifact=record.hash)
+    world.set_link(a.network, c.network, SLOW)
+    world.set_link(b.network, c.network, Link(latency_s=0.005, rate_bytes_per_s=640e3))
+    await c.meet(a)
+
+    async def meet_b() -> None:
+        await c.meet(b)
+
+    await fetch(c, record.hash, Purpose.INTERACTIVE, at_chunk=9, then=meet_b)
+    assert c.exchange.fetcher.scores.rate_bytes_s(b.network.peer_id) > 300e3
+    assert c.exchange.fetcher.scores.rate_bytes_s(a.network.peer_id) < 100e3
+
+
+async def test_every_fetch_that_a_peer_brought_nothing_for_counts_against_it(
+    autojump_clock: MockClock, world: World, start: Start, nursery: trio.Nursery
+) -> None:
+    a, c = [await start(name) for name in "ac"]
+    record = (await a.add(TOKENS)).record
+
+    async def breaks(stream: ByteStream, _request: GetChunks) -> None:
+        await stream.reset()
+
+    network = world.network("breaks")
+    EvilPeer(network, (MINE,), relay_answer(record), breaks)
+    await nursery.start(network.run)
+    assert await c.exchange.connect(network.address) is not None
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            await c.fetch(record.hash)
+    assert c.exchange.fetcher.scores.standing(network.peer_id, trio.current_time()) == pytest.approx(1 / 3, rel=0.02)
 
 
 # --- order, and what is left of a fetch that is cut short -------------------------------------------------------------
