@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from kvnet.errors import IntegrityError, KvnetError, NotInStoreError, StoreAwayError, StoreError
+from kvnet.errors import KvnetError, StoreAwayError, StoreError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -16,9 +16,9 @@ from kvnet.format.hashes import (
     NamespaceId,
     PrefixKey,
     artifact_text,
-    blake3_hash,
 )
 from kvnet.store.basic import BasicStore
+from kvnet.store.chunks import ChunkReading
 from kvnet.store.collecting import Collector
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import ArtifactRow, PlacedChunk
@@ -61,6 +61,7 @@ class DiskStore(BasicStore):
         self._keys_of = keys_of
         self._presence = Presence(parts.files, parts.paths)
         self._lock = Gate(self._presence)
+        self._reading = ChunkReading(parts, self._presence)
         self._collector = Collector(self._lock, parts, now)
         self._packing = Packing(self._lock, parts, self._collector, Placing(parts, now), self)
         self._records = RecordCache()
@@ -202,38 +203,7 @@ class DiskStore(BasicStore):
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """See the interface. A damaged copy is dropped, and another is tried when there is one."""
         with self._lock:
-            damaged = False
-            for pack, name, place in self._parts.index.places_of(chunk):
-                data = self._read(name, place)
-                if data is not None and blake3_hash(data) == chunk:
-                    return data
-                damaged |= data is not None
-                with self._parts.index.transaction():
-                    self._parts.index.drop_chunk(chunk, pack)
-                reason = "has gone with its pack" if data is None else "does not match its hash"
-                _log.warning("store: a chunk in %s %s; dropped", name, reason)
-        if not damaged:
-            raise NotInStoreError(f"the chunk {chunk.hex()[:16]} is not held here")
-        raise IntegrityError(
-            f"the chunk {chunk.hex()[:16]} does not match its hash any more and was dropped",
-            hint="`kvnet fetch` gets it again from a peer; adding again computes it.",
-        )
-
-    def _read(self, name: str, place: PlacedChunk) -> bytes | None:
-        """The bytes at a place; ``None`` when the pack has gone."""
-        try:
-            handle = self._files.open_for_reading(self._paths.pack(name))
-        except FileNotFoundError:
-            if not self._presence.look():
-                raise self._presence.error() from None
-            return None
-        except OSError as error:
-            raise StoreError(f"a pack cannot be opened: {error.strerror}", hint="Check the disk.") from error
-        try:
-            with storage_errors("reading a pack"):
-                return self._files.read(handle, place.length_bytes, place.offset)
-        finally:
-            self._files.close(handle)
+            return self._reading.read(chunk)
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ def test_one_failed_operation_is_no_drive_that_has_gone(store: DiskStore, files:
                 raise OSError(errno.EIO, "Input/output error")
             return super().open_for_reading(path)
 
-    store._files = once = Once()
+    store._parts.files = once = Once()
     with pytest.raises(StoreError):
         store.read_chunk(FIRST.entries[0].hash)
     assert once.left <= 0
@@ -211,10 +211,10 @@ def test_a_chunk_is_not_taken_for_lost_because_its_drive_went_as_it_was_read(sto
                 (tmp_path / "store").rename(tmp_path / "unplugged")
             return super().open_for_reading(path)
 
-    files, store._files = store._files, GoesNow()
+    files, store._parts.files = store._parts.files, GoesNow()
     with pytest.raises(StoreAwayError):
         store.read_chunk(FIRST.entries[0].hash)
-    store._files = files
+    store._parts.files = files
     (tmp_path / "unplugged").rename(tmp_path / "store")
     check_back(store)
 
