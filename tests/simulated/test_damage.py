@@ -84,7 +84,8 @@ async def test_a_damaged_chunk_is_not_sent_on_and_comes_from_another_peer(
     record = (await a.add(TOKENS)).record
     await c.meet(a)
     await c.fetch(record.hash)
-    damage(a, record, chunk(record, ChunkKind.TILE, block=3))
+    # Of those that are asked of the first provider before it is known how fast anybody is.
+    damage(a, record, chunk(record, ChunkKind.TILE, block=0))
     await b.meet(a)
     located = await b.exchange.fetcher.locate(record.hash)
     await b.meet(c)
