@@ -101,6 +101,28 @@ print(memory_is_shared())
     assert run(code, repository_root) in {"True", "False"}
 
 
+def test_unfilled_memory_is_not_touched_and_is_there_where_mlx_reads_no_such_file(repository_root: Path) -> None:
+    code = """
+import resource
+
+def touched_bytes():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = unfilled([((1 << 24,), mx.float32)])
+    assert arrays[0].shape == (1 << 24,)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize()
+
+unfilled([((1,), mx.float32)])
+print(touched_bytes() < 1 << 22)
+
+def refuse(*_, **__):
+    raise RuntimeError("no such file")
+
+mx.load = refuse
+print([(array.shape, mx.all(array == 0).item()) for array in unfilled([((3, 2), mx.float16)])])
+"""
+    assert run(code, repository_root) == "True\n[((3, 2), True)]"
+
+
 def test_position_is_set_explicitly_whatever_the_class_does_with_its_state(repository_root: Path) -> None:
     code = """
 import mlx_lm.models.cache as module

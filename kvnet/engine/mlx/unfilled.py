@@ -24,9 +24,14 @@ def unfilled(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> list[mx.arra
         wanted: shape, with at least one element, and dtype of each: float32, float16 or bfloat16.
     """
     file: Any = _NothingToRead(*_header(wanted))
-    loaded: Any = mx.load(file, format="safetensors")
-    arrays = [loaded[str(number)] for number in range(len(wanted))]
-    mx.eval(arrays)
+    try:
+        loaded: Any = mx.load(file, format="safetensors")
+        arrays = [loaded[str(number)] for number in range(len(wanted))]
+        mx.eval(arrays)
+    except (RuntimeError, TypeError, ValueError):
+        # A device that will have none of it gets the same memory more slowly; no answer is to fail for that.
+        arrays = [mx.zeros(shape, dtype=dtype) for shape, dtype in wanted]
+        mx.eval(arrays)
     return arrays
 
 
