@@ -166,3 +166,14 @@ def test_where_bulk_connections_do_not_work_peers_and_status_say_so(kvnet: Kvnet
     (peer,) = other.json("peers")["peers"]
     assert peer["chunks"].startswith("stream: expected an answer at 127.0.0.1 port")
     assert other.asked("status")["bulk"].endswith(", not with 1 connected peer (kvnet peers says why)")
+
+
+def test_what_cannot_be_a_named_context_is_refused_before_it_is_fetched(
+    kvnet: Kvnet, other: Kvnet, tmp_path: Path
+) -> None:
+    address = start_provider(kvnet, other, tmp_path, "0")
+    ran = other("--json", "fetch", artifact_text(SAMPLE.hash), "--name", "rules", "--from", address)
+    assert (ran.code, ran.error["code"]) == (2, "usage")
+    assert "carries no messages" in ran.error["message"]
+    assert kvnet.asked("status")["counters"].get("chunks_served", 0) == 0
+    assert other.json("list")["artifacts"] == []

@@ -13,7 +13,7 @@ from kvnet.exchange.fetcher import Fetched
 from kvnet.exchange.locating import Located
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.provider import Delivered
-from kvnet.format.hashes import artifact_text
+from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.format.ticket import Ticket
 from kvnet.protocol.fetch import DropReason
 from kvnet.protocol.ids import PeerId, peer_text
@@ -73,6 +73,8 @@ async def _shared(
         located = await locate(ctx, node, ticket.artifact)
         if meant is not None:
             meant.require(located.signed.manifest.publisher)
+        if request.name is not None and not located.signed.manifest.context_size_bytes:
+            raise _no_messages(ticket.artifact)
         fetched = await reaching(
             node,
             addresses,
@@ -216,6 +218,13 @@ def _address_of(node: ExchangeNode | None, peer: PeerId) -> str:
     return ""
 
 
+def _no_messages(artifact: ArtifactHash) -> UsageError:
+    return UsageError(
+        f"the artifact {artifact_text(artifact)} carries no messages, so it cannot be a named context",
+        hint="leave --name out; kvnet generate reuses it all the same",
+    )
+
+
 def name_artifact(services: Services, name: str, record: ArtifactRecord) -> tuple[NamedVersion, NamedVersion | None]:
     """Make a fetched artifact a named context here; names are local to a data directory. Blocking.
 
@@ -224,10 +233,7 @@ def name_artifact(services: Services, name: str, record: ArtifactRecord) -> tupl
     """
     context = services.store.context_of(record.hash)
     if not context:
-        raise UsageError(
-            f"the artifact {artifact_text(record.hash)} carries no messages, so it cannot be a named context",
-            hint="leave --name out; kvnet generate reuses it all the same",
-        )
+        raise _no_messages(record.hash)
     decode_context(context)
     services.store.pin(record.hash)
     newest = services.names.newest(name)
