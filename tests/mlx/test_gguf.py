@@ -274,9 +274,9 @@ def test_tensors_that_do_not_belong_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_rope_scaling_of_llama_3_is_recognised_and_any_other_refused(tmp_path: Path) -> None:
-    from kvnet.engine.mlx.gguf import _LLAMA3_SCALINGS, _llama3_factors
+    from kvnet.engine.mlx.gguf_config import LLAMA3_SCALINGS, llama3_factors
 
-    factors = np.array(_llama3_factors(_LLAMA3_SCALINGS[1], 50000.0, HEAD_DIM), np.float32)
+    factors = np.array(llama3_factors(LLAMA3_SCALINGS[1], 50000.0, HEAD_DIM), np.float32)
     write(tmp_path / "m.gguf", more={"rope_freqs.weight": factors})
     out = run_import(tmp_path / "m.gguf", tmp_path / "out").path
     assert json.loads((out / "config.json").read_text())["rope_scaling"]["factor"] == 32.0
