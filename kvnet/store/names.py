@@ -157,7 +157,7 @@ class NameBook:
             raise UnknownNameError(
                 f"no named context {name} on this node" + (f"; there are: {known}" if known else ""),
                 hint=f"`kvnet list` shows what is here; `kvnet add PATH --name {name}` makes it, "
-                f"`kvnet fetch ARTIFACT --name {name}` takes what a peer has.",
+                f"`kvnet fetch {name}` takes what a member calls so (`kvnet list --peers`).",
             )
         if version is None:
             version = numbers[-1]

@@ -38,10 +38,14 @@ def privacy_blocks(platform: str, reach: Reach) -> bool:
     return platform == "darwin" and reach.outcome == "no_route" and reach.near and reach.gateway_answers is True
 
 
+def _on_loopback_alone(found: NetworkCheckResult) -> bool:
+    return all(host_of(address).startswith(LOOPBACK) for address in found.addresses)
+
+
 def _node(found: NetworkCheckResult) -> Iterator[Finding]:
     if not found.running:
         yield Finding("node", "problem", "none is running here, so nobody can reach it", "kvnet node start")
-    elif all(host_of(address).startswith(LOOPBACK) for address in found.addresses):
+    elif _on_loopback_alone(found):
         yield Finding(
             "node",
             "problem",
@@ -79,7 +83,11 @@ def _discovery(found: NetworkCheckResult) -> Iterator[Finding]:
         state = "problem" if found.discovery.startswith("failed") else "note"
         hint = "lan.discovery = true in config.toml turns it on; until then: kvnet node start --bootstrap ADDRESS"
         if "listens on no address" in found.discovery:
-            hint = "kvnet node start without --listen listens on all networks"
+            hint = (
+                "kvnet node start without --listen listens on all networks"
+                if _on_loopback_alone(found)
+                else "neighbours are looked for in private networks alone; others: kvnet node start --bootstrap ADDRESS"
+            )
         elif state == "problem":
             hint = "another program may hold UDP 5353 for itself; until then: kvnet node start --bootstrap ADDRESS"
         yield Finding("discovery", state, found.discovery, hint)

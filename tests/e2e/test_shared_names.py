@@ -111,6 +111,7 @@ def test_a_name_of_a_peer_replaces_none_here_and_one_given_twice_names_the_candi
     taken = other("fetch", "plan")
     assert taken.code == 2
     assert "means something else on this machine" in taken.stderr
+    assert "fetch plan --name plan makes it the newest version" in taken.stderr
     assert other.json("show", "plan")["artifact"] == mine
     assert other.json("fetch", "plan", "--name", "their-plan")["name"] == "their-plan"
     assert other.json("fetch", "notes")["artifact"] == theirs[0]

@@ -70,7 +70,8 @@ def list_artifacts(*, peers: bool = False, swarm: str = "", all_: All = False, c
     context.output.result(result, render)
     if not result.artifacts:
         context.output.message(
-            "no artifacts yet: kvnet add PATH --name NAME makes one, kvnet fetch HASH --name NAME takes a peer's"
+            "no artifacts yet: kvnet add PATH --name NAME makes one; kvnet list --peers shows what members have, "
+            "kvnet fetch NAME takes it"
         )
 
 

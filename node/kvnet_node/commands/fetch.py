@@ -1,5 +1,6 @@
 """``kvnet fetch``: an artifact from peers."""
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -43,6 +44,9 @@ def next_step(result: FetchResult) -> str:
     called = f"{escape(result.model)}, " if result.model else ""
     if result.model_here == "yes":
         return f"ask it something: {ask}"
+    if result.model_here == "likely":
+        model = shlex.quote(escape(result.model))
+        return f"ask it something: {ask} --model {model}; it says when that is another model here"
     if result.model_here == "perhaps":
         return (
             f"if the model it was computed with is here ({called}one of kvnet model list): {ask} --model MODEL; "

@@ -93,7 +93,7 @@ def ask(
         question: what to ask.
         model: name or folder of the model; by default the one the context was added with.
         max_tokens: at most this many new tokens.
-        no_reuse: look nothing up and store nothing.
+        no_reuse: compute everything: look nothing up, here or at peers.
     """
     if name.startswith(ARTIFACT_PREFIX):
         raise UsageError(
@@ -124,7 +124,7 @@ def generate(
         model: name or folder of the model; by default model.default, else the only shareable one.
         prompt: the text of one user message.
         max_tokens: at most this many new tokens.
-        no_reuse: look nothing up and store nothing.
+        no_reuse: compute everything: look nothing up, here or at peers.
     """
     if (prompt is None) == (chat is None):
         raise UsageError("kvnet generate expects either --prompt or --chat", hint="kvnet generate --help")

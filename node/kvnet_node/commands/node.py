@@ -1,5 +1,6 @@
 """``kvnet node start|stop|status``, ``status`` and ``peers``."""
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -120,7 +121,9 @@ def render_status(result: StatusResult, *, counted: bool = False) -> str:
     running = (
         f"running for {format_seconds(result.uptime_s)}, process {result.pid}" if result.running else "not running"
     )
-    verified = ", ".join(result.reuse_verified) or "not on this machine yet: kvnet selftest --model M"
+    verified = ", ".join(result.reuse_verified) or "not on this machine yet"
+    if not result.reuse_verified and result.model:
+        verified += f": kvnet selftest --model {shlex.quote(result.model)}"
     items = [
         ("node", running),
         ("data dir", result.data_dir),

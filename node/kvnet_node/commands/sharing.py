@@ -44,7 +44,9 @@ def _how(result: ShareResult) -> str:
 
 def _readers(result: ShareResult) -> str:
     others = format_counted(result.members, "other member")
-    return others if result.members else "whoever joins it (kvnet invite --colleague; nobody has yet)"
+    if result.members:
+        return others
+    return f"whoever joins it (nobody has yet; kvnet invite --colleague --swarm {result.swarm} lets somebody in)"
 
 
 def publish(artifact: str, /, *, yes: bool = False, context: Context) -> None:

@@ -9,13 +9,15 @@ async def needed_model(services: Services, fingerprint: bytes) -> tuple[str, str
     """What the model of a fingerprint is called, and whether it is here.
 
     Returns:
-        Its name, "" when nobody says; and "yes", "no", or "perhaps" while a model is here whose fingerprint is
-        not known because it was never loaded.
+        Its name, "" when nobody says; and "yes", "no", or, while models are here whose fingerprint is not known
+        because they were never loaded, "likely" when one of them is called so, else "perhaps".
     """
     entries = [each for each in await services.engines.entries() if not each.broken and each.shareable is not False]
     loaded = await services.lane.run(model_names, services.paths.samples_dir)
     called = (await model_names_here(services)).get(fingerprint, "")
     if loaded.get(fingerprint) in {each.name for each in entries}:
         return called, "yes"
-    unknown = [each for each in entries if each.name not in loaded.values()]
+    unknown = {each.name for each in entries if each.name not in loaded.values()}
+    if called in unknown:
+        return called, "likely"
     return called, "perhaps" if unknown else "no"

@@ -247,7 +247,8 @@ async def meant_by_name(ctx: OperationContext, node: ExchangeNode, request: r.Fe
     if newest is not None and newest.artifact != one.artifact:
         raise UsageError(
             f"expected a name that is free here, found that {name} means something else on this machine",
-            hint=f"kvnet fetch {request.target} --name OTHER calls it otherwise; --name {name} makes it a version",
+            hint=f"kvnet fetch {request.target} --name {name} makes it the newest version of {name}, and keeps the one "
+            f"that is here; kvnet fetch {request.target} --name OTHER calls it otherwise",
         )
     return Meant(r.FetchRequest(target, request.addresses, None if services.config.ram_only else name), one.signer)
 

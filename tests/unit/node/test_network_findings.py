@@ -71,7 +71,7 @@ def test_the_application_firewall_of_macos_is_named() -> None:
     ("discovery", "state", "hint"),
     [
         ("off (lan.discovery)", "note", "lan.discovery = true"),
-        ("off: this node listens on no address of a private network", "note", "without --listen"),
+        ("off: this node listens on no address of a private network", "note", "--bootstrap ADDRESS"),
         ("failed: OSError: address already in use", "problem", "UDP 5353"),
     ],
 )
@@ -79,6 +79,18 @@ def test_where_nobody_is_looked_for_it_says_why(discovery: str, state: str, hint
     finding = only(found(discovery=discovery, hears_itself=None), "discovery")
     assert finding.state == state
     assert hint in finding.hint
+
+
+def test_a_node_on_loopback_is_told_how_to_listen_where_neighbours_are() -> None:
+    finding = only(
+        found(
+            discovery="off: this node listens on no address of a private network",
+            hears_itself=None,
+            addresses=["/ip4/127.0.0.1/tcp/1"],
+        ),
+        "discovery",
+    )
+    assert "without --listen" in finding.hint
 
 
 def test_multicast_that_does_not_even_come_back_is_blocked_here() -> None:

@@ -94,6 +94,7 @@ def test_unknown_names_and_versions_are_said_to_be_unknown(book: NameBook) -> No
     with pytest.raises(UnknownNameError, match="no named context docs") as caught:
         book.resolve("docs")
     assert "kvnet add" in caught.value.hint
+    assert "`kvnet fetch docs`" in caught.value.hint
     add(book, "docs", 1)
     with pytest.raises(UnknownNameError, match="there are: docs"):
         book.resolve("other")

@@ -80,7 +80,7 @@ class AskRequest(Request, frozen=True):
         name: the context, NAME or NAME@VERSION.
         question: what to ask.
         max_tokens: at most this many new tokens.
-        no_reuse: look nothing up, store nothing.
+        no_reuse: compute everything: look nothing up, here or at peers.
         model: name or folder of the model; None for the one the context was added with.
     """
 
@@ -99,7 +99,7 @@ class GenerateRequest(Request, frozen=True):
         prompt: the text of one user message.
         messages: OpenAI chat messages.
         max_tokens: at most this many new tokens.
-        no_reuse: look nothing up, store nothing.
+        no_reuse: compute everything: look nothing up, here or at peers.
     """
 
     model: str | None = None
@@ -230,7 +230,8 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         resumed_chunks: chunks that were here before, from an earlier fetch or another artifact; 0 when there was
             nothing to fetch.
         model: what the model it was computed with is called, by this node or a peer; "" when nobody says.
-        model_here: "yes", "no", or "perhaps" while models are here that were never loaded.
+        model_here: "yes", "no", or, while models are here that were never loaded, "likely" when one of them is called
+            as the needed one, else "perhaps".
     """
 
     artifact: str
