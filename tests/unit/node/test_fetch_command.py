@@ -32,7 +32,7 @@ def test_fetch_that_nobody_serves_just_now_says_that_it_waits(waiting: bool, sai
     ("here", "said", "unsaid"),
     [
         ("yes", "kvnet ask lamp", "--model"),
-        ("likely", "kvnet ask lamp \"…\" --model qwen;", "MODEL"),
+        ("likely", 'kvnet ask lamp "…" --model qwen;', "MODEL"),
         ("perhaps", "--model MODEL", "needs the model"),
         ("no", "needs the model it was computed with: qwen", "kvnet ask"),
     ],
