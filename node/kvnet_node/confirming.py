@@ -36,6 +36,6 @@ def confirm(context: "Invocation", question: str, unsaid: str) -> None:
     Raises:
         UsageError: the answer was another one.
     """
-    context.output.warning(f"{question} Type yes:")
+    context.output.question(f"{question} Type yes:")
     if sys.stdin.readline().strip() != "yes":
         raise UsageError(f"{unsaid}: the answer was not yes")

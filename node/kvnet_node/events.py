@@ -18,6 +18,7 @@ class PeerProgress(msgspec.Struct, frozen=True):
         chunks: in so many chunks.
         rate_bytes_s: what it delivers of late.
         path: "bulk", "stream", or "" before a channel to it is open.
+        name: what the machine is called; "" when it is no member.
     """
 
     peer: str
@@ -25,6 +26,7 @@ class PeerProgress(msgspec.Struct, frozen=True):
     chunks: int
     rate_bytes_s: float
     path: str
+    name: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):

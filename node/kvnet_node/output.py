@@ -161,6 +161,10 @@ class Output:
         """A warning on stderr."""
         self._to_stderr(self._styled("warning: ", "33") + self.suggestions.complete(text))
 
+    def question(self, text: str) -> None:
+        """What somebody at the terminal is to answer or to type, on stderr."""
+        self._to_stderr(self.suggestions.complete(text))
+
     def error(self, *, code: str, exit_code: int, message: str, hint: str) -> None:
         """An error on stderr: what was expected and found, then the next step."""
         message, hint = self.suggestions.complete(message), self.suggestions.complete(hint)
@@ -305,8 +309,8 @@ def _peer_lines(event: Progress) -> list[str]:
     shown = sorted(event.peers, key=lambda each: -each.bytes)[:MAX_PEER_LINES]
     lines = [
         escape(
-            f"  {each.peer[-12:].ljust(12)}  {format_bytes(int(each.rate_bytes_s))}/s  {format_bytes(each.bytes)} in "
-            f"{format_counted(each.chunks, 'chunk')}  {each.path or 'connecting'}"
+            f"  {(each.name or each.peer[-12:]).ljust(12)}  {format_bytes(int(each.rate_bytes_s))}/s  "
+            f"{format_bytes(each.bytes)} in {format_counted(each.chunks, 'chunk')}  {each.path or 'connecting'}"
         )
         for each in shown
     ]

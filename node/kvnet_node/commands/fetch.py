@@ -90,4 +90,5 @@ def _part(provided: Provided) -> str:
     rate = f" at {format_bytes(int(provided.rate_bytes_s))}/s" if provided.rate_bytes_s else ""
     path = f" over {escape(provided.path)}" if provided.path else ""
     left = f"; left: {escape(_LEFT.get(provided.dropped, provided.dropped))}" if provided.dropped else ""
-    return f"{brought} from {escape(provided.peer)} {escape(provided.address)}".rstrip() + rate + path + left
+    who = escape(provided.name) or f"{escape(provided.peer)} {escape(provided.address)}".rstrip()
+    return f"{brought} from {who}{rate}{path}{left}"

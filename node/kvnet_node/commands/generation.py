@@ -170,7 +170,7 @@ def _saved(seconds: float) -> str:
 
 
 def _explain_source(source: Source, prompt_tokens: int) -> str:
-    where = {"ram": "memory", "disk": "this node's disk", "peer": f"peer {source.peer}"}.get(
+    where = {"ram": "memory", "disk": "this node's disk", "peer": source.peer_name or f"peer {source.peer}"}.get(
         source.source, source.source
     )
     signed = f", signed by {source.signer}" if source.signer else ""

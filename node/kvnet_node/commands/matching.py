@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 
 from kvnet_node.invocation import Context, chosen_model
-from kvnet_node.operations.requests import MatchRequest, MatchResult, PeerEntry, PeerModelEntry, PeersResult
+from kvnet_node.operations.requests import (
+    MatchedPeer,
+    MatchRequest,
+    MatchResult,
+    PeerEntry,
+    PeerModelEntry,
+    PeersResult,
+)
 from kvnet_node.output import columns, escape, format_bytes, format_seconds
 
 _SHORT = 8
@@ -37,12 +44,21 @@ def render_match(result: MatchResult) -> str:
         elif not model.peers:
             rows.append((escape(model.name), "", "told by nobody yet" if result.silent else "only here", ""))
         rows += [
-            (escape(model.name), f"…{each.peer[-_SHORT:]}", verdict_words(each.model), reason_words(each.model))
+            (
+                escape(model.name),
+                _called(each),
+                verdict_words(each.model),
+                reason_words(each.model),
+            )
             for each in model.peers
         ]
     table = columns(rows, ("MODEL", "PEER", "THE PEER'S STATE IS", "WHY")) if rows else ""
     steps = advice(each.model for model in result.models for each in model.peers)
     return "\n\n".join(part for part in (table, steps) if part)
+
+
+def _called(peer: MatchedPeer) -> str:
+    return escape(peer.name) or f"…{peer.peer[-_SHORT:]}"
 
 
 def verdict_words(model: PeerModelEntry) -> str:

@@ -159,7 +159,7 @@ def join(
 
 def _confirm_device(context: Invocation, inviter: str) -> None:
     """All invitations look alike: nobody is to share every conversation by taking one for that of a swarm."""
-    context.output.warning(
+    context.output.question(
         f"this invitation makes this machine one of those of {inviter}: they share everything in "
         "mine from then on, conversations too. Are they all yours? Type yes:"
     )
@@ -182,9 +182,9 @@ def _pasted(context: Invocation) -> str:
                 yield input()
 
     def more() -> None:
-        context.output.warning("that is not all of it; paste the rest, or press Return to give up:")
+        context.output.question("that is not all of it; paste the rest, or press Return to give up:")
 
-    context.output.warning("paste the invitation and press Return:")
+    context.output.question("paste the invitation and press Return:")
     return read_invitation(typed(), more, at_terminal=True)
 
 

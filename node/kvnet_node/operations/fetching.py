@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import trio
@@ -25,6 +26,7 @@ from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.needed_model import needed_model
+from kvnet_node.operations.peer_names import known_peer_names
 from kvnet_node.operations.reaching import locate, reach, reaching
 from kvnet_node.operations.shared import Meant, meant_by_name
 from kvnet_node.services import Services
@@ -99,6 +101,7 @@ async def _shared(
 
 async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *, pinned: bool) -> Fetched:
     said = False
+    names = known_peer_names(ctx.services)
 
     async def progress(event: FetchProgress) -> None:
         nonlocal said
@@ -109,7 +112,7 @@ async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *,
                 held_bytes=event.held_bytes,
             )
         said = True
-        ctx.emit(_shown(event))
+        ctx.emit(_shown(event, names))
 
     entries = await node.fetcher.chunk_list(located)
     return await node.fetcher.fetch(
@@ -117,10 +120,17 @@ async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *,
     )
 
 
-def _shown(event: FetchProgress) -> Progress:
+def _shown(event: FetchProgress, names: Mapping[PeerId, str]) -> Progress:
     """How far all of it is: what was here before counts."""
     peers = [
-        PeerProgress(peer_text(part.peer), part.n_bytes, part.n_chunks, _finite(part.rate_bytes_s), part.path)
+        PeerProgress(
+            peer_text(part.peer),
+            part.n_bytes,
+            part.n_chunks,
+            _finite(part.rate_bytes_s),
+            part.path,
+            names.get(part.peer, ""),
+        )
         for part in event.parts
     ]
     return Progress(
@@ -162,8 +172,9 @@ async def _finish(
     services = ctx.services
     if request.name is not None:
         note_version(ctx, *await services.lane.run(name_artifact, services, request.name, record))
+    names = known_peer_names(services)
     providers = [
-        _provided(services.node, peer, each)
+        _provided(services.node, peer, each, names.get(peer, ""))
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
         if each.n_chunks or each.dropped not in UNREMARKABLE
     ]
@@ -198,7 +209,7 @@ async def _finish(
     )
 
 
-def _provided(node: ExchangeNode | None, peer: PeerId, each: Delivered) -> r.Provided:
+def _provided(node: ExchangeNode | None, peer: PeerId, each: Delivered, name: str) -> r.Provided:
     return r.Provided(
         peer_text(peer),
         _address_of(node, peer),
@@ -208,6 +219,7 @@ def _provided(node: ExchangeNode | None, peer: PeerId, each: Delivered) -> r.Pro
         rate_bytes_s=each.n_bytes / each.seconds if each.seconds > 0 else 0.0,
         path=each.path,
         dropped="" if each.dropped in UNREMARKABLE else each.dropped,
+        name=name,
     )
 
 

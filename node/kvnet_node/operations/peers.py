@@ -8,10 +8,10 @@ from kvnet.exchange.models import ModelExchange, PeerModel
 from kvnet.exchange.node import ExchangeNode
 from kvnet.protocol.ids import peer_text
 from kvnet.protocol.matching import Relation
-from kvnet_node.calling import peer_names
 from kvnet_node.model_matching import ModelMatching
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.network import neighbour_entries
+from kvnet_node.operations.peer_names import known_peer_names
 from kvnet_node.operations.requests import (
     MatchedModel,
     MatchedPeer,
@@ -56,13 +56,14 @@ async def match(context: OperationContext, request: MatchRequest) -> MatchResult
     await matching.refresh(ANSWER_S)
     told = {session.peer: matching.exchange.of(session.peer) for session in node.sessions()}
     chosen = await _chosen(services, request.models)
+    names = known_peer_names(services)
     return MatchResult(
         [
             MatchedModel(
                 entry.name,
                 unknown.get(entry.name, ""),
                 [
-                    MatchedPeer(peer_text(peer), _model(each))
+                    MatchedPeer(peer_text(peer), _model(each), names.get(peer, ""))
                     for peer, models in told.items()
                     for each in models
                     if each.ours == entry.name
@@ -112,9 +113,7 @@ def _entries(services: Services) -> list[PeerEntry]:
     node = services.node
     if node is None:
         return []
-    files, rosters = services.identity.swarms, services.memberships.rosters
-    known = [roster for each in files.all() if (roster := rosters.roster(each.id)) is not None]
-    names = peer_names(member for roster in known for member in roster.members.values())
+    names = known_peer_names(services)
     return [_entry(services, node, each, names.get(each.info.peer, "")) for each in node.peers()]
 
 

@@ -32,7 +32,7 @@ def test_only_a_whole_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         with pytest.raises(UsageError, match="not removed: the answer was not yes"):
             confirm(context, "It goes. Remove it?", "not removed")
-    assert "It goes. Remove it? Type yes:" in shown.getvalue()
+    assert shown.getvalue().startswith("It goes. Remove it? Type yes:")
 
 
 def test_without_a_terminal_the_hint_is_the_command_with_yes(monkeypatch: pytest.MonkeyPatch) -> None:

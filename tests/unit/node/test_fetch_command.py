@@ -18,6 +18,11 @@ def test_why_a_peer_was_left_is_said_in_words(dropped: str, said: str) -> None:
     assert text == f"0 B in 0 chunks from 12D3 /ip4/127.0.0.1/tcp/1{said}"
 
 
+def test_a_member_that_brought_something_is_called_by_its_name() -> None:
+    part = Provided("12D3", "/ip4/127.0.0.1/tcp/1", 2000, 2, path="bulk", name="studio (…AjAUFcpJ)")
+    assert _part(part) == "2.00 kB in 2 chunks from studio (…AjAUFcpJ) over bulk"
+
+
 def test_only_reasons_that_there_are_have_words() -> None:
     assert set(_LEFT) <= {each.value for each in DropReason}
 

@@ -32,6 +32,8 @@ def test_an_answer_says_what_came_from_where() -> None:
     assert lines[0] == "12,288 of 12,950 tokens from peer 12D3KooX in 0.900 s (1.80 GB), signed by kvpub1abc"
     assert "policy trusted" in lines[-1]
     assert "EXACT" in lines[-1]
+    member = Source("peer", 12_288, 1_800_000_000, 0.9, peer="12D3KooX", peer_name="studio")
+    assert explain(answer(member))[0] == "12,288 of 12,950 tokens from studio in 0.900 s (1.80 GB)"
 
 
 def test_an_answer_without_reuse_says_why() -> None:

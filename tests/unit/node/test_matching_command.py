@@ -50,7 +50,7 @@ def peer(*models: PeerModelEntry, **changes: object) -> PeerEntry:
 def test_each_model_stands_with_each_peer_and_what_to_do_stands_once() -> None:
     result = MatchResult(
         [
-            MatchedModel("Model", peers=[MatchedPeer(PEER, SAME), MatchedPeer(PEER, ROUNDED)]),
+            MatchedModel("Model", peers=[MatchedPeer(PEER, SAME, "studio"), MatchedPeer(PEER, ROUNDED)]),
             MatchedModel("Model-4bit", peers=[MatchedPeer(PEER, NEAR), MatchedPeer(PEER, NEAR)]),
             MatchedModel("Alone"),
             MatchedModel("Broken", "its state cannot be shared: layer 3 is a ring"),
@@ -58,6 +58,8 @@ def test_each_model_stands_with_each_peer_and_what_to_do_stands_once() -> None:
         members=1,
     )
     shown = render_match(result)
+    assert "studio" in shown
+    assert f"…{PEER[-8:]}" in shown
     assert "exact, measured" in shown
     assert "mlx 0.32.4 here, 0.32.5 there" in shown
     assert "Model-8bit: other quantisation: 4-bit here, 8-bit there" in shown

@@ -120,6 +120,7 @@ class Source(msgspec.Struct, frozen=True):
         peer: peer id text, "" when no peer was asked.
         signer: publisher text of who signed them.
         artifact: artifact hash text.
+        peer_name: what that peer is called; "" when it is no member.
     """
 
     source: str
@@ -129,6 +130,7 @@ class Source(msgspec.Struct, frozen=True):
     peer: str = ""
     signer: str = ""
     artifact: str = ""
+    peer_name: str = ""
 
 
 class GenerateResult(Result, frozen=True, tag="generate"):
@@ -200,6 +202,7 @@ class Provided(msgspec.Struct, frozen=True):
         rate_bytes_s: bytes a second in that time; 0 when it delivered nothing.
         path: "bulk" or "stream"; "" when it could not be asked.
         dropped: why it was left before everything was there, such as "bad_chunk" or "slow"; "" when it was not.
+        name: what the machine is called; "" when it is no member.
     """
 
     peer: str
@@ -210,6 +213,7 @@ class Provided(msgspec.Struct, frozen=True):
     rate_bytes_s: float = 0.0
     path: str = ""
     dropped: str = ""
+    name: str = ""
 
 
 class FetchResult(Result, frozen=True, tag="fetch"):

@@ -42,10 +42,15 @@ class MatchRequest(Request, frozen=True):
 
 
 class MatchedPeer(msgspec.Struct, frozen=True):
-    """How a model here compares with that of a peer."""
+    """How a model here compares with that of a peer.
+
+    Attributes:
+        name: what the peer is called; "" when it is no member.
+    """
 
     peer: str
     model: PeerModelEntry
+    name: str = ""
 
 
 class MatchedModel(msgspec.Struct, frozen=True):
