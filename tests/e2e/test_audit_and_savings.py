@@ -48,7 +48,7 @@ def test_without_any_log_it_is_said_how_to_name_one(kvnet: Kvnet, tmp_path: Path
     for arguments in ([], [str(tmp_path)]):
         ran = kvnet("audit", *arguments, CLAUDE_CONFIG_DIR="", CODEX_HOME="")
         assert (ran.code, ran.stdout) == (2, "")
-        assert "kvnet audit PATH" in ran.stderr
+        assert kvnet.typed("audit PATH") in ran.stderr
 
 
 def test_a_fresh_ledger_says_that_nothing_was_noted(kvnet: Kvnet) -> None:

@@ -14,7 +14,7 @@ def test_a_machine_that_no_table_knows_is_told_what_it_is_taken_for(kvnet: Kvnet
     short = ("simulate", "conversation_excerpt.jsonl", "--requests", "10")
     taken = kvnet(*short)
     assert taken.code == 0, taken.stderr
-    assert "taken for m4; kvnet bench calibrate" in taken.stderr
+    assert f"taken for m4; {kvnet.typed('bench calibrate')}" in taken.stderr
     named = kvnet(*short, "--chip", "m2")
     assert (named.code, "taken for" in named.stderr) == (0, False)
     nowhere = kvnet("simulate", "nowhere.jsonl")
