@@ -127,6 +127,7 @@ def test_colleagues_share_by_name_and_the_founder_removes_them(kvnet: Kvnet, oth
     assert [each["label"] for each in kvnet.json("swarm", "members", "team")["members"]] != ["bob"]
     again = kvnet.json("share", artifact_text(hold_more(kvnet)), "--to", "team")
     assert other("fetch", again["artifacts"][0]).code == 60
+    assert [each["name"] for each in other.json("namespace", "list")["namespaces"]] == ["mine", "friends"]
     assert other.json("leave", "friends", "--yes")["artifacts"] == 1
 
 

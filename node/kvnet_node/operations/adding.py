@@ -25,6 +25,7 @@ from kvnet.store.names import NamedVersion
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.generation import PeerSearch, today
+from kvnet_node.operations.peer_names import known_peer_names
 from kvnet_node.operations.shared import tell_names
 from kvnet_node.output import format_counted
 
@@ -186,8 +187,9 @@ async def _fetch_beginning(ctx: OperationContext, engine: Engine, tokens: Sequen
     held = found.hit.n_tokens if found.hit is not None else 0
     fetched = (await PeerSearch(ctx)(engine, Wanted(tokens), held)).fetched if held < len(tokens) else None
     if fetched is not None:
+        name = known_peer_names(services).get(fetched.peer) if fetched.peer else ""
         ctx.note(
-            f"{fetched.n_tokens:,} tokens came from peer {peer_text(fetched.peer)}"
+            f"{fetched.n_tokens:,} tokens came from {name or f'peer {peer_text(fetched.peer)}'}"
             if fetched.peer
             else f"{fetched.n_tokens:,} tokens were held in part already",
             fetched_tokens=fetched.n_tokens,

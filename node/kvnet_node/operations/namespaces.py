@@ -16,10 +16,11 @@ async def list_namespaces(context: OperationContext, request: NamespaceListReque
     """All namespaces of this node."""
     services = context.services
     entries = []
+    swarms = {each.id: each.name for each in services.identity.swarms.swarms()}
     for index, namespace in enumerate(services.identity.namespaces()):
         count = await services.lane.run(services.store.count, namespace.id)
         current = index == 0
-        name = namespace.name if current else f"kept-{namespace.id.hex()[:16]}"
+        name = namespace.name if current else swarms.get(namespace.id) or f"kept-{namespace.id.hex()[:16]}"
         entries.append(NamespaceEntry(name, namespace.id.hex(), count, current))
     return NamespaceListResult(entries)
 
