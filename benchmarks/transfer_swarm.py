@@ -24,6 +24,7 @@ from kvnet.network.bulk.endpoint import BulkEndpoint
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.pace import Purpose
 from kvnet.store.disk import DiskStore
+from kvnet.store.packs import PACK_SUFFIX
 
 N_PROVIDERS = 4
 THROTTLED_SHARE = 0.01
@@ -159,8 +160,8 @@ class Swarm:
 
 
 def _share(source: str, target: str) -> None:
-    """Packs are written once and only read after that: a second name for them is enough."""
-    if os.path.getsize(source) > 1 << 20:
+    """Packs are written once and only read after that: a second name for them is enough. The index is written to."""
+    if source.endswith(PACK_SUFFIX):
         os.link(source, target)
     else:
         shutil.copy2(source, target)
