@@ -7,10 +7,15 @@ leaves that memory as it is.
 
 import json
 import math
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+
+LET_GO_S = 1.0
+"""Longest wait, in seconds, for MLX's threads to let go of a file that they have read; it takes them microseconds."""
 
 _NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
 
@@ -23,15 +28,27 @@ def unfilled(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> list[mx.arra
     Args:
         wanted: shape, with at least one element, and dtype of each: float32, float16 or bfloat16.
     """
-    file: Any = _NothingToRead(*_header(wanted))
+    let_go = threading.Event()
     try:
-        loaded: Any = mx.load(file, format="safetensors")
-        arrays = [loaded[str(number)] for number in range(len(wanted))]
-        mx.eval(arrays)
+        arrays = _read(_header(wanted), let_go)
     except (RuntimeError, TypeError, ValueError):
         # A device that will have none of it gets the same memory more slowly; no answer is to fail for that.
         arrays = [mx.zeros(shape, dtype=dtype) for shape, dtype in wanted]
         mx.eval(arrays)
+    else:
+        # A thread of MLX's drops its reference a little after the arrays are there, for which it needs the interpreter.
+        # One that still wants it when the process ends is unwound through C++ that allows no such thing: an abort.
+        let_go.wait(LET_GO_S)
+    return arrays
+
+
+def _read(header: tuple[bytes, int], let_go: threading.Event) -> list[mx.array]:
+    """The arrays of a file that is nothing but a header; the event is set once nobody holds the file any more."""
+    file: Any = _NothingToRead(*header)
+    weakref.finalize(file, let_go.set).atexit = False
+    loaded: Any = mx.load(file, format="safetensors")
+    arrays = [loaded[str(number)] for number in range(len(loaded))]
+    mx.eval(arrays)
     return arrays
 
 
