@@ -317,6 +317,7 @@ class FetchMachine:
                 instructions += self._top_up(active, now)
         if now >= self._roster.trial_ends_s or not self._roster.settled:
             instructions += self._begin_others(now)
+        self._roster.give_another_try(now)
         if self._roster.hopeless(now):
             self._ended = True
             instructions.append(Failed(tuple(sorted(self._missing)), self._roster.reasons()))

@@ -138,26 +138,31 @@ class Roster:
             active.given_up = True
         return outstanding
 
-    def hopeless(self, now: float) -> bool:
-        """Whether nobody is asked, and nobody will be: to be called when nothing else can be done.
-
-        As long as there is patience, those who may be back are tried again.
-        """
-        if self.active or any(self.waiting()):
-            return False
-        if now >= self.progress_s + self._limits.patience_s:
-            return True
-        for peer in self.peers.values():
-            if peer.given_up and peer.last_reason in PASSING:
-                peer.given_up = False
-                peer.not_before = now + self._limits.patient_retry_s
-        return bool(self.peers) and not any(self.waiting())
+    @property
+    def nobody_left(self) -> bool:
+        """Whether nobody is asked, and nobody may be, now or after a pause."""
+        return not self.active and not any(self.waiting())
 
     @property
     def patient_until_s(self) -> float | None:
         """Until when somebody may turn up, while there is nobody at all to ask; None otherwise."""
-        nobody = not self.active and not any(self.waiting())
-        return self.progress_s + self._limits.patience_s if nobody else None
+        return self.progress_s + self._limits.patience_s if self.nobody_left else None
+
+    def give_another_try(self, now: float) -> None:
+        """Where nobody is left and there is patience: those who may be back are asked again, after a pause."""
+        if not self.nobody_left or now >= self.progress_s + self._limits.patience_s:
+            return
+        for peer in self.peers.values():
+            if peer.given_up and peer.last_reason in PASSING:
+                peer.given_up = False
+                peer.not_before = now + self._limits.patient_retry_s
+
+    def hopeless(self, now: float) -> bool:
+        """Whether nobody is left, and those who are known have nothing more to give, or patience has run out.
+
+        To be asked after `give_another_try`. As long as nobody was ever known, somebody may turn up.
+        """
+        return self.nobody_left and (bool(self.peers) or now >= self.progress_s + self._limits.patience_s)
 
     def reasons(self) -> tuple[tuple[PeerId, DropReason], ...]:
         """Why each was let go last."""
