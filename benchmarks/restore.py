@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.report import Rate, print_rates
-from kvnet.engine.interface import Exported, ExportRequest, ModelInfo, RestorePlan, WrittenChunk
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.kv_state import Exported, ExportRequest, RestorePlan, WrittenChunk
 from kvnet.engine.mlx import blas, runtime
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.format.chunks import ChunkKind, ChunkPlan, layer_groups

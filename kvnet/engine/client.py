@@ -10,25 +10,11 @@ from typing import TypeVar
 import trio
 
 from kvnet.engine.child import EngineChild, start_child
-from kvnet.engine.interface import (
-    CompletionEvent,
-    CompletionRequest,
-    Engine,
-    ExportEvent,
-    ExportRequest,
-    FirstToken,
-    GenerateEvent,
-    GenerateRequest,
-    JsonObject,
-    LiveCaches,
-    Logits,
-    LogitsRequest,
-    ModelInfo,
-    PrefillProgress,
-    PreparedPrompt,
-    PromptRequest,
-    TextDelta,
-)
+from kvnet.engine.completions import CompletionEvent, CompletionRequest
+from kvnet.engine.generations import FirstToken, GenerateEvent, GenerateRequest, Logits, LogitsRequest, TextDelta
+from kvnet.engine.interface import Engine, LiveCaches, ModelInfo
+from kvnet.engine.kv_state import ExportEvent, ExportRequest, PrefillProgress
+from kvnet.engine.prompts import JsonObject, PreparedPrompt, PromptRequest
 from kvnet.engine.wire import (
     FINAL_EVENTS,
     CompleteCall,

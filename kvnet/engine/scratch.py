@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvnet.engine.interface import ChunkRef, Exported, ExportRequest, ModelInfo, RestorePlan
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.kv_state import ChunkRef, Exported, ExportRequest, RestorePlan
 from kvnet.errors import CompatibilityError
 from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, encode_pages, layer_groups, pages_root
 from kvnet.format.hashes import ChunkHash, NamespaceId, PrefixKey, blake3_hash

@@ -15,18 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from kvnet.engine.client import open_engine
-from kvnet.engine.interface import (
-    Engine,
-    Exported,
-    ExportRequest,
-    Generated,
-    GenerateRequest,
-    Logits,
-    LogitsRequest,
-    ModelInfo,
-    OpenEngine,
-    RestorePlan,
-)
+from kvnet.engine.generations import Generated, GenerateRequest, Logits, LogitsRequest
+from kvnet.engine.interface import Engine, ModelInfo, OpenEngine
+from kvnet.engine.kv_state import Exported, ExportRequest, RestorePlan
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.errors import CompatibilityError, EngineError
 from kvnet.format.prefix import common_prefix

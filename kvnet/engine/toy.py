@@ -15,33 +15,27 @@ import trio
 from blake3 import blake3
 
 from kvnet.engine import toy_answers
-from kvnet.engine.interface import (
-    Completed,
-    CompletionBody,
-    CompletionEvent,
-    CompletionRequest,
-    CompletionStarted,
-    Engine,
-    Exported,
-    ExportEvent,
-    ExportRequest,
+from kvnet.engine.completions import Completed, CompletionBody, CompletionEvent, CompletionRequest, CompletionStarted
+from kvnet.engine.generations import (
     FirstToken,
     Generated,
     GenerateEvent,
     GenerateRequest,
-    JsonObject,
-    LiveCaches,
     Logits,
     LogitsRequest,
-    ModelInfo,
+    TextDelta,
+)
+from kvnet.engine.interface import Engine, LiveCaches, ModelInfo
+from kvnet.engine.kv_state import (
+    Exported,
+    ExportEvent,
+    ExportRequest,
     Origin,
     PrefillProgress,
-    PreparedPrompt,
-    PromptRequest,
     RestorePlan,
-    TextDelta,
     WrittenChunk,
 )
+from kvnet.engine.prompts import JsonObject, PreparedPrompt, PromptRequest
 from kvnet.engine.toy_model import (
     BOS,
     EOS,

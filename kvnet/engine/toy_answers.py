@@ -5,14 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvnet.engine.interface import (
-    Boundary,
-    BoundaryKind,
-    CompletionRequest,
-    JsonObject,
-    PromptKind,
-    PromptRequest,
-)
+from kvnet.engine.completions import CompletionRequest
+from kvnet.engine.prompts import Boundary, BoundaryKind, JsonObject, PromptKind, PromptRequest
 from kvnet.errors import PromptError
 
 DEFAULT_MAX_TOKENS = 64

@@ -12,7 +12,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from kvnet.engine.interface import ExportRequest, JsonObject, RestorePlan, WrittenChunk
+from kvnet.engine.kv_state import ExportRequest, RestorePlan, WrittenChunk
+from kvnet.engine.prompts import JsonObject
 from kvnet.engine.tiles import decode_tile, encode_tile
 from kvnet.errors import CompatibilityError, IntegrityError
 from kvnet.format.chunks import ChunkKind, ChunkPlan, ChunkSpec, layer_groups

@@ -8,23 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from kvnet.engine.interface import (
-    Boundary,
-    BoundaryKind,
-    ChunkRef,
-    Completed,
-    CompletionBody,
-    CompletionEvent,
-    CompletionStarted,
-    Exported,
-    Generated,
-    ModelInfo,
-    Origin,
-    PrefillProgress,
-    PreparedPrompt,
-    RestorePlan,
-    WrittenChunk,
-)
+from kvnet.engine.completions import Completed, CompletionBody, CompletionEvent, CompletionStarted
+from kvnet.engine.generations import Generated
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.kv_state import ChunkRef, Exported, Origin, PrefillProgress, RestorePlan, WrittenChunk
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt
 from kvnet.engine.wire import (
     BodyEvent,
     CompletedEvent,

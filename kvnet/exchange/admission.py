@@ -8,7 +8,7 @@ conversations come again - are handed in already.
 from dataclasses import dataclass
 from typing import Final
 
-from kvnet.engine.interface import Boundary, BoundaryKind
+from kvnet.engine.prompts import Boundary, BoundaryKind
 from kvnet.format.prefix import BLOCK_TOKENS
 
 COMES_AGAIN: Final = frozenset({BoundaryKind.TOOLS, BoundaryKind.SYSTEM, BoundaryKind.MARK})

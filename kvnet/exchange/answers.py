@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvnet.engine.interface import Completed, PreparedPrompt, PromptKind
+from kvnet.engine.completions import Completed
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.exchange.planning import PlanReport
 from kvnet.exchange.prefix_reuse import Source
 from kvnet.exchange.reuse import Rejected

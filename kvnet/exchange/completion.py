@@ -13,15 +13,9 @@ from typing import Protocol
 
 import trio
 
-from kvnet.engine.interface import (
-    CompletionBody,
-    CompletionRequest,
-    CompletionStarted,
-    Engine,
-    ModelInfo,
-    PreparedPrompt,
-    PromptRequest,
-)
+from kvnet.engine.completions import CompletionBody, CompletionRequest, CompletionStarted
+from kvnet.engine.interface import Engine, ModelInfo
+from kvnet.engine.prompts import PreparedPrompt, PromptRequest
 from kvnet.errors import BusyError, KvnetError, OverBudgetError, WindowError
 from kvnet.exchange.admission import Signals
 from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started

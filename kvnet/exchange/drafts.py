@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvnet.engine.interface import WrittenChunk
+from kvnet.engine.kv_state import WrittenChunk
 from kvnet.exchange.reuse import PrefixHit
 from kvnet.format.chunks import ChunkEntry, ChunkPlan, encode_pages, pages_root
 from kvnet.format.codecs import Codec

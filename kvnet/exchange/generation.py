@@ -10,15 +10,9 @@ from dataclasses import dataclass
 
 import trio
 
-from kvnet.engine.interface import (
-    Engine,
-    FirstToken,
-    Generated,
-    GenerateEvent,
-    GenerateRequest,
-    PrefillProgress,
-    TextDelta,
-)
+from kvnet.engine.generations import FirstToken, Generated, GenerateEvent, GenerateRequest, TextDelta
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import PrefillProgress
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.prefix_reuse import Prefix, PrefixReuse, Source, Wanted
 from kvnet.exchange.reuse import Rejected

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import trio
 
-from kvnet.engine.interface import Engine, RestorePlan
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import RestorePlan
 from kvnet.errors import (
     BusyError,
     CompatibilityError,

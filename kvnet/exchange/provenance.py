@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvnet.engine.interface import Origin
+from kvnet.engine.kv_state import Origin
 from kvnet.errors import TrustError
 from kvnet.exchange.reuse import PrefixHit
 from kvnet.format.codecs import Codec

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from kvnet.engine.interface import Engine, Exported, ExportRequest, Origin
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import Exported, ExportRequest, Origin
 from kvnet.errors import (
     CompatibilityError,
     EngineError,

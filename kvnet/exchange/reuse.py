@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvnet.engine.interface import ChunkRef, ModelInfo, RestorePlan
+from kvnet.engine.interface import ModelInfo
+from kvnet.engine.kv_state import ChunkRef, RestorePlan
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.exchange.identity import Identity
 from kvnet.format.chunks import ChunkKind

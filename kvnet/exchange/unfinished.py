@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from kvnet.engine.interface import Origin, PrefillProgress, WrittenChunk
+from kvnet.engine.kv_state import Origin, PrefillProgress, WrittenChunk
 from kvnet.errors import EngineCrashedError
 from kvnet.format.chunks import ChunkEntry, ChunkPlan
 from kvnet.format.hashes import ArtifactHash

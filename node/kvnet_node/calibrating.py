@@ -12,16 +12,9 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from kvnet.engine.interface import (
-    ChunkRef,
-    Engine,
-    Exported,
-    ExportRequest,
-    Generated,
-    GenerateRequest,
-    ModelInfo,
-    PrefillProgress,
-)
+from kvnet.engine.generations import Generated, GenerateRequest
+from kvnet.engine.interface import Engine, ModelInfo
+from kvnet.engine.kv_state import ChunkRef, Exported, ExportRequest, PrefillProgress
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last
 from kvnet.errors import CompatibilityError, EngineError, MalformedError

@@ -6,7 +6,7 @@ for it (`kvnet.store.eviction`).
 
 from functools import cache
 
-from kvnet.engine.interface import Boundary, BoundaryKind
+from kvnet.engine.prompts import Boundary, BoundaryKind
 from kvnet.exchange.admission import Signals
 from simulations.world.announcing import Announcing
 from simulations.world.node import Job, Node

@@ -6,17 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from kvnet.engine.interface import (
-    Completed,
-    CompletionBody,
-    CompletionRequest,
-    CompletionStarted,
-    Engine,
-    PreparedPrompt,
-    PromptKind,
-    PromptRequest,
-    RestorePlan,
-)
+from kvnet.engine.completions import Completed, CompletionBody, CompletionRequest, CompletionStarted
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import RestorePlan
+from kvnet.engine.prompts import PreparedPrompt, PromptKind, PromptRequest
 
 
 @dataclass(frozen=True, slots=True)

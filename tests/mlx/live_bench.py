@@ -16,15 +16,9 @@ from kvnet.engine.mlx import blas, runtime
 REPORT = blas.preload()
 runtime.import_mlx_lm()
 
-from kvnet.engine.interface import (  # noqa: E402
-    Boundary,
-    CompletionRequest,
-    ExportRequest,
-    GenerateRequest,
-    PreparedPrompt,
-    PromptKind,
-    RestorePlan,
-)
+from kvnet.engine.completions import CompletionRequest  # noqa: E402
+from kvnet.engine.generations import GenerateRequest  # noqa: E402
+from kvnet.engine.kv_state import ExportRequest, RestorePlan  # noqa: E402
 from kvnet.engine.mlx.budget import Budget  # noqa: E402
 from kvnet.engine.mlx.decoding import DecodeThread, Generation  # noqa: E402
 from kvnet.engine.mlx.fingerprinting import DigestCache  # noqa: E402
@@ -32,6 +26,7 @@ from kvnet.engine.mlx.lane import Lane, Prefilled, Reused, Runner  # noqa: E402
 from kvnet.engine.mlx.live import Shelf  # noqa: E402
 from kvnet.engine.mlx.loader import load_folder  # noqa: E402
 from kvnet.engine.mlx.requests import CancelledRequestError, Request  # noqa: E402
+from kvnet.engine.prompts import Boundary, PreparedPrompt, PromptKind  # noqa: E402
 from kvnet.engine.scratch import scratch_restore  # noqa: E402
 from kvnet.engine.wire import ExportedEvent, FailedEvent, GeneratedEvent, Record  # noqa: E402
 from kvnet.engine.wire_values import written_chunks  # noqa: E402
@@ -196,7 +191,7 @@ class Bench:
         return item
 
     def plan(self, tokens: Sequence[int], pack: Path, **named: Any) -> RestorePlan:
-        from kvnet.engine.interface import Exported
+        from kvnet.engine.kv_state import Exported
 
         event = self.export(tokens, pack, **named)
         request = ExportRequest(list(tokens), None, pack, 0)

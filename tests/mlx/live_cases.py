@@ -20,11 +20,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kvnet.engine.interface import Boundary, BoundaryKind, ExportRequest, Origin
+from kvnet.engine.kv_state import ExportRequest, Origin
 from kvnet.engine.mlx.caches import HEADROOM_TOKENS
 from kvnet.engine.mlx.live import size_of
 from kvnet.engine.mlx.prefill import prefill, step_ends
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
+from kvnet.engine.prompts import Boundary, BoundaryKind
 from kvnet.engine.wire import ExportedEvent
 from kvnet.errors import BusyError, NoLiveStateError, OverBudgetError, WindowError
 from kvnet.format.hashes import blake3_hash

@@ -3,14 +3,9 @@
 import random
 from pathlib import Path
 
-from kvnet.engine.interface import (
-    Engine,
-    Exported,
-    ExportRequest,
-    Generated,
-    GenerateRequest,
-    RestorePlan,
-)
+from kvnet.engine.generations import Generated, GenerateRequest
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import Exported, ExportRequest, RestorePlan
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last
 from kvnet.format.codecs import Codec

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from kvnet.engine.client import EngineClient
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.completion import Completer
 from kvnet.exchange.keeping import Keeper

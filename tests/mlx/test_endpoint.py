@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from kvnet.engine.client import EngineClient
-from kvnet.engine.interface import Completed, CompletionBody, CompletionRequest, PromptKind
+from kvnet.engine.completions import Completed, CompletionBody, CompletionRequest
+from kvnet.engine.prompts import PromptKind
 from kvnet.errors import PromptError, WindowError
 from tests.mlx import tinymodels
 from tests.mlx.completing import complete, prepare, told

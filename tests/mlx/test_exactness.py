@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvnet.engine.interface import LogitsRequest
+from kvnet.engine.generations import LogitsRequest
 from kvnet.engine.mlx.prefill import TAIL_TOKENS
 from kvnet.engine.selftest import max_difference, run_selftest
 from kvnet.format.codecs import Codec
@@ -155,7 +155,7 @@ async def test_selftest_reports_equality_and_both_times(tiny_llama: Path, tmp_pa
 
 
 def test_the_largest_difference_is_found_wherever_it_is() -> None:
-    from kvnet.engine.interface import Logits
+    from kvnet.engine.generations import Logits
 
     a, b = (Logits(np.array(values, "<f4").tobytes(), ()) for values in ([0, 1, 2], [0, 1.5, 1.75]))
     assert max_difference(a, b) == 0.5

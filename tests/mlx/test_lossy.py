@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvnet.engine.interface import Engine, LogitsRequest, RestorePlan
+from kvnet.engine.generations import LogitsRequest
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import RestorePlan
 from kvnet.format.codecs import Codec
 from kvnet_node.demonstration import demo_model
 from tests.mlx import tinymodels

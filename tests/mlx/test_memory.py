@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from kvnet.engine.client import EngineClient
-from kvnet.engine.interface import (
-    Completed,
-    CompletionRequest,
-    Exported,
-    ExportRequest,
-    PreparedPrompt,
-    PromptKind,
-    RestorePlan,
-    WrittenChunk,
-)
+from kvnet.engine.completions import Completed, CompletionRequest
+from kvnet.engine.kv_state import Exported, ExportRequest, RestorePlan, WrittenChunk
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last
 from kvnet.format.chunks import ChunkKind, ChunkPlan, layer_groups

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.interface import BoundaryKind, PreparedPrompt, PromptKind, PromptRequest
+from kvnet.engine.prompts import BoundaryKind, PreparedPrompt, PromptKind, PromptRequest
 from kvnet.errors import PromptError
 from kvnet.format.prefix import common_prefix
 from tests.mlx import tinymodels

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 import trio
 
-from kvnet.engine.interface import (
-    Exported,
-    ExportRequest,
-    Generated,
-    GenerateRequest,
-    PrefillProgress,
-    TextDelta,
-)
+from kvnet.engine.generations import Generated, GenerateRequest, TextDelta
+from kvnet.engine.kv_state import Exported, ExportRequest, PrefillProgress
 from kvnet.engine.scratch import new_pack
 from kvnet.engine.selftest import last
 from kvnet.errors import (

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.engine.interface import LogitsRequest, frozen_template_inputs
+from kvnet.engine.generations import LogitsRequest
+from kvnet.engine.prompts import frozen_template_inputs
 from kvnet.errors import EngineError
 from kvnet.format.prefix import common_prefix
 from tests.mlx import tinymodels

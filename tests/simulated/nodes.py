@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 from blake3 import blake3
 
-from kvnet.engine.interface import Engine, ModelInfo, PromptKind
+from kvnet.engine.interface import Engine, ModelInfo
+from kvnet.engine.prompts import PromptKind
 from kvnet.engine.toy import ToyCosts
 from kvnet.exchange.answers import Asked, Body, Finished, Reuse, Started
 from kvnet.exchange.claims import Search

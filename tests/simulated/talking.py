@@ -9,22 +9,10 @@ from pathlib import Path
 import trio
 from blake3 import blake3
 
-from kvnet.engine.interface import (
-    Boundary,
-    BoundaryKind,
-    Completed,
-    CompletionBody,
-    CompletionEvent,
-    CompletionRequest,
-    CompletionStarted,
-    Exported,
-    ExportEvent,
-    ExportRequest,
-    LiveCaches,
-    Origin,
-    PreparedPrompt,
-    PromptRequest,
-)
+from kvnet.engine.completions import Completed, CompletionBody, CompletionEvent, CompletionRequest, CompletionStarted
+from kvnet.engine.interface import LiveCaches
+from kvnet.engine.kv_state import Exported, ExportEvent, ExportRequest, Origin
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt, PromptRequest
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.engine.toy_model import EOS, FIRST_BYTE, Rows, extended, next_token, rendered, tokens_text, write_tiles
 from kvnet.errors import EngineCrashedError, NoLiveStateError, PromptError

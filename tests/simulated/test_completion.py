@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet.engine.toy import ToyCosts
 from kvnet.errors import BusyError, EngineCrashedError, PromptError, WindowError
 from kvnet.exchange.answers import Asked, Body, Finished

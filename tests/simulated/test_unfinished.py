@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.interface import ExportEvent, ExportRequest, Origin, PrefillProgress
+from kvnet.engine.kv_state import ExportEvent, ExportRequest, Origin, PrefillProgress
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.engine.toy_model import PREFILL_STEP
 from kvnet.exchange.lane import InlineLane

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from kvnet.engine.interface import Boundary, BoundaryKind
+from kvnet.engine.prompts import Boundary, BoundaryKind
 from kvnet.errors import EngineError
 from kvnet.format.prefix import common_prefix
 

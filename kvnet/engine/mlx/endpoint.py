@@ -13,12 +13,13 @@ from typing import Any
 
 from mlx_lm.server import APIHandler, get_system_fingerprint
 
-from kvnet.engine.interface import CompletionRequest, PromptKind
+from kvnet.engine.completions import CompletionRequest
 from kvnet.engine.mlx import parameters
 from kvnet.engine.mlx.json_schema import JsonGrammars
 from kvnet.engine.mlx.logprobs import ToldTokens, chat_logprobs, text_logprobs
 from kvnet.engine.mlx.requests import CancelledRequestError, Request, microseconds
 from kvnet.engine.mlx.responses import NotStartedError, Responses, Submit
+from kvnet.engine.prompts import PromptKind
 from kvnet.engine.wire import BodyEvent, CompletedEvent, Record, StartedEvent
 from kvnet.engine.wire_values import error_event
 from kvnet.errors import BusyError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvnet.engine.interface import ExportRequest, WrittenChunk
+from kvnet.engine.kv_state import ExportRequest, WrittenChunk
 from kvnet.engine.mlx.caches import all_finite, numpy_dtype, rows_of
 from kvnet.engine.tiles import encode_tile
 from kvnet.errors import EngineError, StoreError, StoreFullError

@@ -19,7 +19,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from kvnet.engine.interface import LiveCaches, Origin
+from kvnet.engine.interface import LiveCaches
+from kvnet.engine.kv_state import Origin
 from kvnet.engine.mlx.caches import copy_rows, with_room
 from kvnet.errors import EngineError
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvnet.engine.interface import Boundary, JsonObject, PreparedPrompt, PromptKind, PromptRequest
 from kvnet.engine.mlx.boundaries import Conversation, Tokenized, boundaries_of, plain_boundaries
 from kvnet.engine.mlx.parameters import parse_body
 from kvnet.engine.mlx.text import PromptText
+from kvnet.engine.prompts import Boundary, JsonObject, PreparedPrompt, PromptKind, PromptRequest
 from kvnet.errors import EngineError, PromptError, WindowError
 from kvnet.format.limits import MAX_TOKENS
 

@@ -19,16 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvnet.engine.interface import (
-    CompletionRequest,
-    ExportRequest,
-    GenerateRequest,
-    LogitsRequest,
-    PromptKind,
-    PromptRequest,
-)
+from kvnet.engine.completions import CompletionRequest
+from kvnet.engine.generations import GenerateRequest, LogitsRequest
+from kvnet.engine.kv_state import ExportRequest
 from kvnet.engine.mlx import blas, runtime, server_parts
 from kvnet.engine.mlx.requests import Request
+from kvnet.engine.prompts import PromptKind, PromptRequest
 from kvnet.engine.wire import (
     FINAL_EVENTS,
     CancelCall,

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from mlx_lm.generate import make_stop_sequences, make_text_state_machine
 from mlx_lm.server import GenerationContext
 
-from kvnet.engine.interface import CompletionRequest, PromptKind
+from kvnet.engine.completions import CompletionRequest
 from kvnet.engine.mlx.decoding import Generation, Piece
 from kvnet.engine.mlx.json_schema import JsonGrammars
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
 from kvnet.engine.mlx.running import Prefilled, Reused
 from kvnet.engine.mlx.sampling import make_processors, make_sampler
+from kvnet.engine.prompts import PromptKind
 from kvnet.engine.wire import FailedEvent, ProgressEvent, Record
 from kvnet.engine.wire_values import raised_error
 

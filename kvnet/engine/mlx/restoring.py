@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvnet.engine.interface import ChunkRef, RestorePlan
+from kvnet.engine.kv_state import ChunkRef, RestorePlan
 from kvnet.engine.mlx.caches import CacheBuilder, all_finite, cache_builders, evaluate, memory_is_shared, numpy_dtype
 from kvnet.engine.tiles import decode_tile
 from kvnet.errors import CompatibilityError, EngineError, IntegrityError

@@ -8,15 +8,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kvnet.engine.interface import (
-    Boundary,
-    BoundaryKind,
-    CompletionRequest,
-    ExportRequest,
-    GenerateRequest,
-    LogitsRequest,
-    PreparedPrompt,
-)
+from kvnet.engine.completions import CompletionRequest
+from kvnet.engine.generations import GenerateRequest, LogitsRequest
+from kvnet.engine.kv_state import ExportRequest
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.caches import evaluate
 from kvnet.engine.mlx.decoding import DecodeThread, Generation
@@ -26,6 +20,7 @@ from kvnet.engine.mlx.loader import LoadedModel
 from kvnet.engine.mlx.prefill import last_logits, prefill, prompt_step_ends, step_ends
 from kvnet.engine.mlx.requests import Request, microseconds
 from kvnet.engine.mlx.states import State, States, Wish
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt
 from kvnet.engine.wire import ExportedEvent, LogitsEvent, ProgressEvent, SampleEvent, WireOrigin
 from kvnet.engine.wire_values import wire_chunks
 from kvnet.errors import BusyError, CompatibilityError, EngineError

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_lm.models.cache import KVCache
 
-from kvnet.engine.interface import Origin, RestorePlan
+from kvnet.engine.kv_state import Origin, RestorePlan
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.caches import copy_rows
 from kvnet.engine.mlx.live import Loan, Shelf, cuttable, point_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from kvnet.engine.interface import FROZEN_MOMENT, JsonObject
+from kvnet.engine.prompts import FROZEN_MOMENT, JsonObject
 from kvnet.errors import EngineError
 from kvnet.format.prefix import common_prefix
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet.exchange.answers import Started
 from kvnet_node.api.answering import Answering, Renderer, Writer
 from kvnet_node.api.anthropic_answers import PromptCounts, error_of, message_of

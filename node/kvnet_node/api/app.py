@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import kvnet
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet.errors import KvnetError
 from kvnet_node.api.answering import Answering, Scope, Send, Writer, refuse
 from kvnet_node.api.anthropic import AnthropicStyle, is_anthropic_path, message_routes

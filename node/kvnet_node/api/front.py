@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from kvnet.engine.interface import Engine, PreparedPrompt, PromptKind
+from kvnet.engine.interface import Engine
 from kvnet.engine.model_folder import ModelEntry
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.errors import BusyError, WindowError
 from kvnet.exchange.answers import Asked, Body, Finished, Started
 from kvnet.exchange.contexts import decode_context

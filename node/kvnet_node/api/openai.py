@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet.exchange.answers import Started
 from kvnet_node.api.answering import Renderer
 from kvnet_node.api.failures import ApiFailure

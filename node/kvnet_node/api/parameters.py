@@ -7,7 +7,7 @@ that is.
 from collections.abc import Mapping
 from typing import Any
 
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet_node.api.failures import invalid
 
 Body = dict[str, Any]

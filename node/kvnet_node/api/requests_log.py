@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvnet.engine.interface import PreparedPrompt
+from kvnet.engine.prompts import PreparedPrompt
 from kvnet.exchange.answers import Asked, Finished, Reuse
 from kvnet_node.api.failures import ApiFailure
 from kvnet_node.prompts.normalise import Removed

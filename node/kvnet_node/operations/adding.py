@@ -8,7 +8,8 @@ from pathlib import Path
 
 import trio
 
-from kvnet.engine.interface import Engine, frozen_template_inputs
+from kvnet.engine.interface import Engine
+from kvnet.engine.prompts import frozen_template_inputs
 from kvnet.errors import UsageError
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.prefix_reuse import Wanted

@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from kvnet.engine.interface import Engine, PrefillProgress, TextDelta, frozen_template_inputs
+from kvnet.engine.generations import TextDelta
+from kvnet.engine.interface import Engine
+from kvnet.engine.kv_state import PrefillProgress
+from kvnet.engine.prompts import frozen_template_inputs
 from kvnet.errors import KvnetError, OverBudgetError, UnknownModelError, UsageError
 from kvnet.exchange.claims import Search
 from kvnet.exchange.contexts import decode_context

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from kvnet.engine.interface import Engine, PromptKind, PromptRequest, frozen_template_inputs
+from kvnet.engine.interface import Engine
+from kvnet.engine.prompts import PromptKind, PromptRequest, frozen_template_inputs
 from kvnet.errors import PromptError, UnknownModelError, UsageError
 from kvnet_node.api.anthropic_requests import translate
 from kvnet_node.api.failures import ApiError

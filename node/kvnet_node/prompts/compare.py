@@ -3,7 +3,7 @@
 import os.path
 from dataclasses import dataclass
 
-from kvnet.engine.interface import PreparedPrompt
+from kvnet.engine.prompts import PreparedPrompt
 from kvnet.format.prefix import common_prefix
 from kvnet_node.prompts.outline import Outline, Part, PartKind, Piece, path_text
 from kvnet_node.prompts.sections import ANSWER, Section, section_at, sections

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvnet.engine.interface import BoundaryKind
+from kvnet.engine.prompts import BoundaryKind
 from kvnet_node.prompts import changes
 from kvnet_node.prompts.changes import Change
 from kvnet_node.prompts.compare import Place, Prompt, compare, place

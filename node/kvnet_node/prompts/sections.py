@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvnet.engine.interface import Boundary, BoundaryKind, PreparedPrompt
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt
 from kvnet_node.prompts.outline import Outline, PartKind
 
 ANSWER = "answer"

@@ -10,21 +10,10 @@ import pytest
 import trio
 
 from kvnet.engine.client import open_engine
-from kvnet.engine.interface import (
-    BoundaryKind,
-    Engine,
-    Exported,
-    ExportRequest,
-    FirstToken,
-    Generated,
-    GenerateRequest,
-    LogitsRequest,
-    OpenEngine,
-    PrefillProgress,
-    PromptKind,
-    TextDelta,
-    WrittenChunk,
-)
+from kvnet.engine.generations import FirstToken, Generated, GenerateRequest, LogitsRequest, TextDelta
+from kvnet.engine.interface import Engine, OpenEngine
+from kvnet.engine.kv_state import Exported, ExportRequest, PrefillProgress, WrittenChunk
+from kvnet.engine.prompts import BoundaryKind, PromptKind
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last, run_selftest
 from kvnet.engine.toy import open_toy_engine

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvnet.engine.interface import Generated, GenerateEvent, GenerateRequest, Logits, LogitsRequest, OpenEngine
+from kvnet.engine.generations import Generated, GenerateEvent, GenerateRequest, Logits, LogitsRequest
+from kvnet.engine.interface import OpenEngine
 from kvnet.engine.selftest import SelftestReport, run_selftest
 from kvnet.engine.toy import ToyCosts, ToyEngine
 

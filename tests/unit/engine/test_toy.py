@@ -5,7 +5,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from kvnet.engine.interface import Exported, ExportRequest, Generated, GenerateRequest
+from kvnet.engine.generations import Generated, GenerateRequest
+from kvnet.engine.kv_state import Exported, ExportRequest
 from kvnet.engine.scratch import new_pack, scratch_restore
 from kvnet.engine.selftest import last
 from kvnet.engine.toy import ToyCosts, open_toy_engine

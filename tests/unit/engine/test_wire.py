@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvnet.engine import wire
-from kvnet.engine.interface import ChunkRef, RestorePlan
+from kvnet.engine.kv_state import ChunkRef, RestorePlan
 from kvnet.engine.wire import DeltaEvent, FailedEvent, FrameBuffer, GenerateCall, TokenizeCall, encode_frame
 from kvnet.engine.wire_values import error_event, raised_error, restore_plan, wire_restores
 from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError, OverBudgetError

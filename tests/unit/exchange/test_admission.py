@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvnet.engine.interface import Boundary, BoundaryKind
+from kvnet.engine.prompts import Boundary, BoundaryKind
 from kvnet.exchange.admission import AdmissionPolicy, Signals
 
 POLICY = AdmissionPolicy()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvnet.engine.interface import Origin
+from kvnet.engine.kv_state import Origin
 from kvnet.errors import TrustError
 from kvnet.exchange.provenance import all_spans
 from kvnet.format.limits import MAX_DERIVED_SPANS

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from kvnet.engine.interface import GenerateEvent, GenerateRequest, ModelInfo
+from kvnet.engine.generations import GenerateEvent, GenerateRequest
+from kvnet.engine.interface import ModelInfo
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import CompatibilityError, EngineError
 from kvnet_node.calibrating import FASTEST_BYTES_S, calibrate, points_of, restore_speed

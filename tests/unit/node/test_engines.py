@@ -9,8 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.interface import Completed, CompletionRequest, Engine, ModelInfo, PreparedPrompt, PromptKind
+from kvnet.engine.completions import Completed, CompletionRequest
+from kvnet.engine.interface import Engine, ModelInfo
 from kvnet.engine.model_folder import inspect_model
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.engine.selftest import last
 from kvnet.engine.toy import ToyCosts, ToyEngine, open_toy_engine
 from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError

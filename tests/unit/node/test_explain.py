@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvnet.engine.interface import Completed, Engine, PreparedPrompt, PromptKind
+from kvnet.engine.completions import Completed
+from kvnet.engine.interface import Engine
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.errors import UsageError
 from kvnet.exchange.answers import Asked, Finished, Reuse
 from kvnet.exchange.prefix_reuse import Source

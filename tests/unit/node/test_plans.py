@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.interface import Completed, Engine, ModelInfo
+from kvnet.engine.completions import Completed
+from kvnet.engine.interface import Engine, ModelInfo
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.exchange.answers import Finished, Reuse
 from kvnet.exchange.planning import Happened, Missing, PlanReport, Weigher

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvnet.engine.interface import Completed, PreparedPrompt
+from kvnet.engine.completions import Completed
+from kvnet.engine.prompts import PreparedPrompt
 from kvnet.exchange.answers import Finished, Reuse
 from kvnet.exchange.generation import Answer
 from kvnet.exchange.prefix_reuse import Source

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.interface import PreparedPrompt, PromptKind
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.exchange.answers import Reuse, Started
 from kvnet_node.api.answering import EVENT_STREAM
 from kvnet_node.api.anthropic import COUNT_PATH, MESSAGES_PATH, AnthropicStyle, is_anthropic_path, new_message_id

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.interface import PromptKind
+from kvnet.engine.prompts import PromptKind
 from kvnet_node.api.failures import ApiError
 from kvnet_node.api.parameters import cache_key_of, clean_parameters, marks_of, max_tokens_of
 

@@ -1,6 +1,7 @@
 """The last requests, in RAM and bounded."""
 
-from kvnet.engine.interface import Completed, PreparedPrompt, PromptKind
+from kvnet.engine.completions import Completed
+from kvnet.engine.prompts import PreparedPrompt, PromptKind
 from kvnet.exchange.answers import Asked, Finished, Reuse
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvnet.engine.interface import Boundary, BoundaryKind, PreparedPrompt
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt
 from kvnet_node.prompts.compare import Prompt, common_characters, compare
 from kvnet_node.prompts.outline import outline
 from kvnet_node.prompts.sections import as_characters, section_at, sections

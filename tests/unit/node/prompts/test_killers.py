@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvnet.engine.interface import Boundary, BoundaryKind, PreparedPrompt
+from kvnet.engine.prompts import Boundary, BoundaryKind, PreparedPrompt
 from kvnet_node.prompts import killers
 from kvnet_node.prompts.compare import Prompt
 from kvnet_node.prompts.killers import KILLERS, Finding
