@@ -20,8 +20,9 @@ from kvnet.engine.completions import CompletionRequest  # noqa: E402
 from kvnet.engine.generations import GenerateRequest  # noqa: E402
 from kvnet.engine.kv_state import ExportRequest, RestorePlan  # noqa: E402
 from kvnet.engine.mlx.budget import Budget  # noqa: E402
-from kvnet.engine.mlx.decoding import DecodeThread, Generation  # noqa: E402
+from kvnet.engine.mlx.decoding import DecodeThread  # noqa: E402
 from kvnet.engine.mlx.fingerprinting import DigestCache  # noqa: E402
+from kvnet.engine.mlx.generation import Generation  # noqa: E402
 from kvnet.engine.mlx.lane import Lane, Prefilled, Reused, Runner  # noqa: E402
 from kvnet.engine.mlx.live import Shelf  # noqa: E402
 from kvnet.engine.mlx.loader import load_folder  # noqa: E402

@@ -64,8 +64,8 @@ from kvnet.format.prefix import tokens_from_bytes, tokens_to_bytes
 
 if TYPE_CHECKING:
     from kvnet.engine.mlx.budget import Budget
-    from kvnet.engine.mlx.decoding import Generation
     from kvnet.engine.mlx.endpoint import Endpoint
+    from kvnet.engine.mlx.generation import Generation
     from kvnet.engine.mlx.lane import Prefilled, Reused, Runner
     from kvnet.engine.mlx.live import Shelf
     from kvnet.engine.mlx.preparing import Preparer

@@ -14,7 +14,7 @@ from mlx_lm.generate import make_stop_sequences, make_text_state_machine
 from mlx_lm.server import GenerationContext
 
 from kvnet.engine.completions import CompletionRequest
-from kvnet.engine.mlx.decoding import Generation, Piece
+from kvnet.engine.mlx.generation import Generation, Piece
 from kvnet.engine.mlx.json_schema import JsonGrammars
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
 from kvnet.engine.mlx.running import Prefilled, Reused

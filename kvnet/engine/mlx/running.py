@@ -13,8 +13,9 @@ from kvnet.engine.generations import GenerateRequest, LogitsRequest
 from kvnet.engine.kv_state import ExportRequest
 from kvnet.engine.mlx.budget import Budget
 from kvnet.engine.mlx.caches import evaluate
-from kvnet.engine.mlx.decoding import DecodeThread, Generation
+from kvnet.engine.mlx.decoding import DecodeThread
 from kvnet.engine.mlx.exporting import TileWriter, sampled_rows
+from kvnet.engine.mlx.generation import Generation
 from kvnet.engine.mlx.live import Shelf, cuttable
 from kvnet.engine.mlx.loader import LoadedModel
 from kvnet.engine.mlx.prefill import last_logits, prefill, prompt_step_ends, step_ends
