@@ -27,8 +27,9 @@ from kvnet.trust.policy import Refusal, TrustPolicy
 from kvnet.trust.statement_bodies import KeyRotation
 from kvnet.trust.statements import SignedStatement
 from kvnet_node.invitations import InvitationBook
+from kvnet_node.namespace_files import check_private, read_bounded
 from kvnet_node.paths import DataPaths, keep_private, write_private
-from kvnet_node.swarms import SwarmFiles, check_private, read_bounded
+from kvnet_node.swarms import SwarmFiles
 
 SEED_BYTES = 32
 

@@ -14,8 +14,8 @@ from kvnet.exchange.enrolment import HeldInvitation
 from kvnet.format.hashes import NamespaceId
 from kvnet.protocol.enrolment import OpenInvitation
 from kvnet.trust.statement_bodies import Invitation
+from kvnet_node.namespace_files import check_private
 from kvnet_node.paths import write_private
-from kvnet_node.swarms import check_private
 
 MAX_OPEN: Final = 256
 """Open invitations of one node."""

@@ -28,7 +28,8 @@ from kvnet_node.identity import NodeIdentity
 from kvnet_node.invitations import new_secrets
 from kvnet_node.inviter import full_addresses, reach, shortened
 from kvnet_node.joined import Joined
-from kvnet_node.swarms import MINE, Known, no_swarm
+from kvnet_node.namespace_files import MINE, Known
+from kvnet_node.swarms import no_swarm
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus

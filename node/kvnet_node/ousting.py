@@ -14,7 +14,7 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.roster import Roster
 from kvnet_node.identity import NodeIdentity
 from kvnet_node.membership import Memberships
-from kvnet_node.swarms import MINE
+from kvnet_node.namespace_files import MINE
 
 AGREE: Final = "kvnet namespace import of a new one on each of your machines, and invite them again"
 

@@ -1,68 +1,24 @@
-"""The namespaces of one data directory: files with their secrets, and what else this node knows of each.
+"""The namespaces of one data directory, and in which order what is known of them is written.
 
-::
-
-    mine.kvns                this node's own; new artifacts go here
-    kept-ID.kvns             what was mine before
-    swarm-NAME.kvns          shared with colleagues
-    former-ID-MILLIS.kvns    one of them under a lookup secret that was replaced then
-    scopes.json              founder, inviter and addresses of each, by id
-
-Every file is 0600. Joining writes what is known of a namespace before its secrets, leaving removes the secrets first: a
-process that ends in between leaves words about a namespace that this node is not in, and the next start drops them. A
-namespace whose founder is not known was made here, and nobody has been invited to it.
+Joining writes what is known of a namespace before its secrets, leaving removes the secrets first: a process that ends
+in between leaves words about a namespace that this node is not in, and the next start drops them. A namespace whose
+founder is not known was made here, and nobody has been invited to it. The files: `kvnet_node.namespace_files`.
 """
 
-import contextlib
-import re
-import secrets
-import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.errors import StoreError, UsageError
 from kvnet.exchange.rosters import Scope
 from kvnet.format.hashes import NamespaceId
-from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file, encode_namespace_file
-from kvnet_node.paths import keep_private
+from kvnet.trust.namespace import PUBLIC, Namespace
+from kvnet_node.namespace_files import MINE, Known, NamespaceFiles, fresh_namespace
 
-MINE: Final = "mine"
 RESERVED_NAMES: Final = frozenset({MINE, "public", "kept", "former"})
 MAX_NAMESPACES: Final = 8
 """A proof of membership has 8 entries."""
-MAX_NAMESPACE_FILE_BYTES: Final = 4096
-MAX_STANDINGS_BYTES: Final = 256 * 1024
-FORMER_LIFE_S: Final = 30 * 24 * 3600
-"""Seconds for which a former lookup secret leads sleeping members to the new one."""
-MAX_FORMER: Final = 16
-"""Former secrets kept on disk, the newest; a clock that is wrong for a day deletes none."""
-
-_FORMER_FILE: Final = re.compile(r"former-[0-9a-f]{16}-(\d{1,15})\.kvns")
-
-
-class Known(msgspec.Struct, frozen=True):
-    """What is known of a namespace besides its secrets.
-
-    Attributes:
-        founder: publisher id of who made it; empty while nobody has been invited.
-        inviter: publisher id of who let this node in; empty when it made it itself.
-        addresses: where members were when this node joined.
-        joined_s: seconds since 1970.
-    """
-
-    founder: bytes = b""
-    inviter: bytes = b""
-    addresses: tuple[str, ...] = ()
-    joined_s: int = 0
-
-
-class _File(msgspec.Struct, frozen=True):
-    format: int
-    namespaces: dict[str, Known]
 
 
 class SwarmFiles:
@@ -75,9 +31,8 @@ class SwarmFiles:
     """
 
     def __init__(self, directory: Path, *, public: bool = False, now: Callable[[], float] = time.time) -> None:
-        self._directory = directory
+        self._on_disk = NamespaceFiles(directory, now)
         self._public = public
-        self._now = now
         self._files: dict[NamespaceId, tuple[Path, Namespace]] = {}
         self._former: tuple[Namespace, ...] = ()
         self._known: dict[str, Known] = {}
@@ -89,15 +44,8 @@ class SwarmFiles:
         Raises:
             ConfigError: a file that is not what it should be, or that others may read.
         """
-        mine = self._directory / "mine.kvns"
-        if not mine.exists():
-            keep_private(mine, encode_namespace_file(fresh_namespace(MINE)))
-        kept, swarms = (sorted(self._directory.glob(f"{kind}-*.kvns")) for kind in ("kept", "swarm"))
-        files: dict[NamespaceId, tuple[Path, Namespace]] = {}
-        for path in [mine, *kept, *swarms]:
-            namespace = read_namespace(path)
-            files.setdefault(namespace.id, (path, namespace))
-        former, known = self._read_former(files.keys()), self._read_known()
+        files = self._on_disk.read()
+        former, known = self._on_disk.read_former(files.keys()), self._on_disk.read_known()
         # All at once: while one thread reads the files, another asks what is there.
         self._files, self._former, self._known = files, former, known
         self._scopes = self._scopes_now()
@@ -107,51 +55,6 @@ class SwarmFiles:
         there = {namespace.hex() for namespace in self._files}
         if not self._known.keys() <= there:
             self._write_known({each: known for each, known in self._known.items() if each in there})
-
-    def _read_former(self, there: Collection[NamespaceId]) -> tuple[Namespace, ...]:
-        """Those whose time is not over, the newest first.
-
-        What is too old is passed over and kept: this clock may be wrong today. What there are too many of, or whose
-        namespace is gone, is removed.
-        """
-        found: list[tuple[int, Path]] = []
-        for path in self._directory.glob("former-*.kvns"):
-            match = _FORMER_FILE.fullmatch(path.name)
-            if match:
-                found.append((int(match[1]), path))
-        former: list[Namespace] = []
-        n_kept = 0
-        for millis, path in sorted(found, reverse=True):
-            namespace = read_namespace(path)
-            if namespace.id not in there or n_kept >= MAX_FORMER:
-                with contextlib.suppress(OSError):  # where nothing can be written it is passed over all the same
-                    path.unlink()
-                continue
-            n_kept += 1
-            if self._now() - millis / 1000 <= FORMER_LIFE_S:
-                former.append(Namespace(namespace.name, namespace.prefix_secret, namespace.lookup_secret, former=True))
-        return tuple(former)
-
-    def _read_known(self) -> dict[str, Known]:
-        path = self._scopes_file
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_STANDINGS_BYTES + 1)
-        except FileNotFoundError:
-            return {}
-        try:
-            if len(data) > MAX_STANDINGS_BYTES:
-                raise msgspec.ValidationError("too large")
-            return msgspec.json.decode(data, type=_File).namespaces
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise ConfigError(
-                f"expected what is known of namespaces in {path}, found something else",
-                hint="move the file away; then join again with new invitations, or invite again",
-            ) from error
-
-    @property
-    def _scopes_file(self) -> Path:
-        return self._directory / "scopes.json"
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -171,7 +74,7 @@ class SwarmFiles:
 
     def swarms(self) -> tuple[Namespace, ...]:
         """Those that were made or joined by name."""
-        return tuple(namespace for path, namespace in self._files.values() if path.name.startswith("swarm-"))
+        return tuple(namespace for path, namespace in self._files.values() if self._on_disk.is_swarm(path))
 
     def named(self, name: str) -> Namespace | None:
         """``mine`` or the swarm of a name."""
@@ -186,7 +89,7 @@ class SwarmFiles:
         return self._scopes
 
     def _scopes_now(self) -> tuple[Scope, ...]:
-        devices = {namespace.id for path, namespace in self._files.values() if not path.name.startswith("swarm-")}
+        devices = {namespace.id for path, namespace in self._files.values() if not self._on_disk.is_swarm(path)}
         return tuple(
             Scope(namespace, founder, namespace.id in devices)
             for _, namespace in self._files.values()
@@ -278,10 +181,10 @@ class SwarmFiles:
         if new.id == old.id:
             self._replace(self._files[old.id][0], new)
         else:
-            keep_private(self._directory / "mine.kvns", encode_namespace_file(new))
+            self._on_disk.write(self._on_disk.mine, new)
             for path, namespace in list(self._files.values()):
                 if namespace.id == new.id:
-                    _remove(path)
+                    self._on_disk.remove(path)
         self.load()
         return kept
 
@@ -314,7 +217,7 @@ class SwarmFiles:
         if not held:
             return None
         self._check_keeping(held, keep_old=keep_old, becomes=becomes)
-        keep_private(self._directory / f"kept-{old.id.hex()[:16]}.kvns", encode_namespace_file(old))
+        self._on_disk.write(self._on_disk.kept(old.id), old)
         return old.id
 
     def leave(self, name: str) -> Namespace:
@@ -331,7 +234,7 @@ class SwarmFiles:
         swarm = self.named(name)
         if swarm is None:
             raise no_swarm(name)
-        _remove(self._files[swarm.id][0])
+        self._on_disk.remove(self._files[swarm.id][0])
         self._write_known({each: known for each, known in self._known.items() if each != swarm.id.hex()})
         self.load()
         return swarm
@@ -345,11 +248,10 @@ class SwarmFiles:
     def _replace(self, path: Path, new: Namespace) -> None:
         held = self._files[new.id][1]
         # It may be kept already, by an attempt that got no further: twice would push older ones out.
-        kept = {(each.id, each.lookup_secret) for each in self._read_former(self._files)}
+        kept = {(each.id, each.lookup_secret) for each in self._on_disk.read_former(self._files)}
         if held.lookup_secret != new.lookup_secret and (held.id, held.lookup_secret) not in kept:
-            former = f"former-{new.id.hex()[:16]}-{int(self._now() * 1000)}.kvns"
-            keep_private(self._directory / former, encode_namespace_file(held))
-        keep_private(path, encode_namespace_file(new))
+            self._on_disk.write_former(held)
+        self._on_disk.write(path, new)
         self.load()
 
     def know(self, namespace: NamespaceId, known: Known) -> None:
@@ -357,26 +259,13 @@ class SwarmFiles:
         self._write_known({**self._known, namespace.hex(): known})
 
     def _write_known(self, known: dict[str, Known]) -> None:
-        data = msgspec.json.format(msgspec.json.encode(_File(1, known))) + b"\n"
-        keep_private(self._scopes_file, data)
+        self._on_disk.write_known(known)
         self._known = known
         self._scopes = self._scopes_now()
 
     def _put(self, swarm: Namespace) -> None:
-        keep_private(self._directory / f"swarm-{swarm.name}.kvns", encode_namespace_file(swarm))
+        self._on_disk.write(self._on_disk.swarm(swarm.name), swarm)
         self.load()
-
-
-def _remove(path: Path) -> None:
-    """Delete a file that may be gone already.
-
-    Raises:
-        StoreError: it cannot be deleted.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"expected to delete {path}, found that it cannot be: {error.strerror or error}") from error
 
 
 def no_swarm(name: str) -> UsageError:
@@ -385,45 +274,3 @@ def no_swarm(name: str) -> UsageError:
         f"expected a swarm of this node, found {name[:80]!r}",
         hint="kvnet swarm list shows them; kvnet invite --colleague --swarm NAME makes one",
     )
-
-
-def fresh_namespace(name: str) -> Namespace:
-    """A namespace with new secrets."""
-    return Namespace(name, secrets.token_bytes(32), secrets.token_bytes(32))
-
-
-def read_bounded(path: Path) -> bytes:
-    """The bytes of a namespace file, or one more than it may have.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_NAMESPACE_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def read_namespace(path: Path) -> Namespace:
-    """The namespace in a file of this node.
-
-    Raises:
-        ConfigError: others may read the file.
-    """
-    check_private(path)
-    return decode_namespace_file(read_bounded(path))
-
-
-def check_private(path: Path) -> None:
-    """Refuse a file with a secret that others may read.
-
-    Raises:
-        ConfigError: they may.
-    """
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ConfigError(
-            f"{path} holds a secret and others may read it (mode {mode:04o}, expected 0600)",
-            hint=f"chmod 600 {path}; if others may have read it, make a new one",
-        )

@@ -18,13 +18,14 @@ from kvnet.trust.namespace import Namespace
 from kvnet.trust.policy import Refusal
 from kvnet.trust.statement_bodies import HeldEntry
 from kvnet_node.calling import names_of, peer_names
+from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.artifacts import model_names_here
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.reaching import reach
 from kvnet_node.operations.targets import CLOSE_CUTOFF, MAX_CLOSE
 from kvnet_node.services import Services
-from kvnet_node.swarms import MINE, no_swarm
+from kvnet_node.swarms import no_swarm
 
 MAX_LOOKED_INTO = 64
 """Manifests asked of members for one list, of at most 8 KiB each."""

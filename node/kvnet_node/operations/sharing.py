@@ -9,12 +9,13 @@ from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.store.names import NamedVersion
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import PUBLIC, Namespace
+from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.shared import tell_name
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.services import Services
-from kvnet_node.swarms import MINE, no_swarm
+from kvnet_node.swarms import no_swarm
 
 
 async def share_with(ctx: OperationContext, request: r.ShareRequest) -> r.ShareResult:

@@ -16,13 +16,13 @@ from kvnet.trust.roster import Roster
 from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.calling import names_of
 from kvnet_node.inviter import full_addresses
+from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.network import is_online, try_each
 from kvnet_node.peer_store import PeerStore
 from kvnet_node.services import Services
 from kvnet_node.suggesting import elsewhere
-from kvnet_node.swarms import MINE
 from kvnet_node.system_network import gateway_answers
 from kvnet_node.unreached import unreached
 

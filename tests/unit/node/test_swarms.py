@@ -7,8 +7,9 @@ import pytest
 
 from kvnet.errors import ConfigError, StoreError, UsageError
 from kvnet.trust.namespace import PUBLIC, Namespace, decode_namespace_file
+from kvnet_node.namespace_files import FORMER_LIFE_S, MAX_FORMER, Known
 from kvnet_node.paths import keep_private
-from kvnet_node.swarms import FORMER_LIFE_S, MAX_FORMER, MAX_NAMESPACES, Known, SwarmFiles
+from kvnet_node.swarms import MAX_NAMESPACES, SwarmFiles
 
 NEW = b"n" * 32
 TEAM = Namespace("team", b"t" * 32, b"l" * 32)
@@ -187,7 +188,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             raise KilledError
         keep_private(path, data)
 
-    monkeypatch.setattr("kvnet_node.swarms.keep_private", keep)
+    monkeypatch.setattr("kvnet_node.namespace_files.keep_private", keep)
 
 
 @pytest.mark.parametrize(("swarm", "file"), [("team", "swarm-team.kvns"), ("mine", "mine.kvns")])
