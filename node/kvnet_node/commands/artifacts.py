@@ -98,7 +98,7 @@ def _render_show(result: ShowResult) -> str:
             f"{format_count(result.held_chunks)} of {format_count(result.chunks)} held, {size}",
         ),
         ("state", f"{state}, {'pinned' if result.pinned else 'not pinned'}{', REVOKED' if result.revoked else ''}"),
-        ("signer", f"{result.signer}{' (own)' if result.own else ''}"),
+        ("signer", f"{result.signer_name}, {result.signer}" if result.signer_name else result.signer),
         ("policy", f"{result.policy}: {result.verdict}"),
         ("namespace", f"{result.scope}, {result.namespace}" if result.scope else result.namespace),
         ("created", created),
@@ -107,7 +107,10 @@ def _render_show(result: ShowResult) -> str:
         *((f"fingerprint {key}", value) for key, value in result.fingerprint.items()),
         *(("revoked", said) for said in result.revocations),
         *(("attested", said) for said in result.attestations),
-        *(("derived from", f"{source['artifact']} by {source['signer']}") for source in result.derived_from),
+        *(
+            ("derived from", f"{source['artifact']} by {source['signer_name'] or source['signer']}")
+            for source in result.derived_from
+        ),
     ]
     return pairs(items)
 

@@ -16,7 +16,7 @@ from kvnet_node.operations.requests import (
     RebuildRequest,
     RebuildResult,
 )
-from kvnet_node.output import format_bytes, format_counted, format_seconds
+from kvnet_node.output import escape, format_bytes, format_counted, format_seconds
 
 
 def export(artifact: str, /, *, output: Annotated[Path, Parameter(name=("--output", "-o"))], context: Context) -> None:
@@ -55,7 +55,7 @@ def import_container(file: Path, /, *, name: str | None = None, context: Context
         named = f"{taken.name}  " if taken.name else ""
         return (
             f"{named}{taken.artifact}\n{format_counted(taken.tokens, 'token')}, {format_bytes(taken.bytes)}, "
-            f"signed by {taken.signer}"
+            f"signed by {escape(taken.signer_name or taken.signer)}"
         )
 
     context.output.result(result, render)

@@ -92,10 +92,10 @@ def _reused(reuse: ExplainedReuse) -> str:
 
 
 def _from(source: Source, saved: str = "") -> str:
-    where = f"peer {source.peer}" if source.peer else source.source
+    where = source.peer_name or f"peer {source.peer}" if source.peer else source.source
     return (
         f"from {where} in {format_seconds(source.seconds)} ({format_bytes(source.bytes)}){saved}, "
-        f"signed by {source.signer}, artifact {source.artifact}"
+        f"signed by {source.signed_by}, artifact {source.artifact}"
     )
 
 
@@ -131,8 +131,9 @@ def _plan(data: dict[str, Any]) -> str:
 def _step(step: ExplainedStep) -> str:
     if step.kind == "compute":
         return f"compute tokens {format_count(step.first_token)} to {format_count(step.end_token)}"
-    peer = f" ({format_bytes(step.bytes)}) from peer {escape(step.peer) or 'unknown'}" if step.kind == "fetch" else ""
-    return f"{step.kind} {format_count(step.end_token)} tokens{peer}"
+    peer = step.peer_name or f"peer {step.peer or 'unknown'}"
+    source = f" ({format_bytes(step.bytes)}) from {escape(peer)}" if step.kind == "fetch" else ""
+    return f"{step.kind} {format_count(step.end_token)} tokens{source}"
 
 
 def _times(expected_s: float, took_s: float | None) -> str:
@@ -153,7 +154,9 @@ def _link(data: dict[str, Any]) -> str:
             for each in link.break_even
         ]
         parts.append(columns(rows, ("AT TOKEN", "CODEC", "FETCHING PAYS FROM")))
-    known = [(escape(each.peer), _milliseconds(each.rtt_s), _rate(each.bytes_s), each.verdict) for each in link.peers]
+    known = [
+        (each.name or each.peer, _milliseconds(each.rtt_s), _rate(each.bytes_s), each.verdict) for each in link.peers
+    ]
     parts.append(columns(known, ("PEER", "ROUND TRIP", "RATE", "VERDICT")) if known else "no peer is connected")
     return "\n".join(parts)
 

@@ -173,7 +173,7 @@ def _explain_source(source: Source, prompt_tokens: int) -> str:
     where = {"ram": "memory", "disk": "this node's disk", "peer": source.peer_name or f"peer {source.peer}"}.get(
         source.source, source.source
     )
-    signed = f", signed by {source.signer}" if source.signer else ""
+    signed = f", signed by {source.signed_by}" if source.signer else ""
     return escape(
         f"{format_count(source.tokens)} of {format_count(prompt_tokens)} tokens from {where} in "
         f"{format_seconds(source.seconds)} ({format_bytes(source.bytes)}){signed}"

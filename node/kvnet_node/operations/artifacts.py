@@ -11,8 +11,10 @@ from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal, TrustPolicy
 from kvnet.trust.statement_bodies import Attestation, Revocation
+from kvnet_node.calling import Names
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.peer_names import known_names
 from kvnet_node.operations.removing import remove_everywhere
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.samples import model_names
@@ -79,6 +81,7 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
     manifest = record.manifest
     verdict = services.identity.policy().judge(manifest)
     models = await model_names_here(services)
+    called = known_names(services)
     return r.ShowResult(
         artifact=artifact_text(record.hash),
         names=names,
@@ -105,6 +108,7 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
             {
                 "artifact": artifact_text(span.artifact),
                 "signer": publisher_text(span.publisher),
+                "signer_name": called.signers.get(span.publisher, ""),
                 "blocks": f"{span.first_block} to {span.last_block}",
             }
             for span in manifest.derived_from
@@ -112,12 +116,13 @@ async def show(ctx: OperationContext, request: r.ArtifactRequest) -> r.ShowResul
         context_bytes=manifest.context_size_bytes,
         ticket=services.ticket(record.hash, serving=ctx.serving),
         revoked=not services.identity.policy().may_serve(manifest),
-        revocations=_revocations(services, record),
-        attestations=_attestations(services, record),
+        revocations=_revocations(services, record, called),
+        attestations=_attestations(services, record, called),
+        signer_name=called.signers.get(manifest.publisher, ""),
     )
 
 
-def _revocations(services: Services, record: ArtifactRecord) -> list[str]:
+def _revocations(services: Services, record: ArtifactRecord, called: Names) -> list[str]:
     """What counts against an artifact: by whom, about what of it, and why."""
     manifest, policy = record.manifest, services.identity.policy()
     signers: dict[bytes, bytes] = {span.artifact: span.publisher for span in manifest.derived_from}
@@ -134,17 +139,17 @@ def _revocations(services: Services, record: ArtifactRecord) -> list[str]:
             what = f"the key {publisher_text(body.target)}"
         if counts:
             reason = f": {escape_text(body.reason)}" if body.reason else ""
-            found.append(f"{what}, by {publisher_text(statement.signer)}{reason}")
+            found.append(f"{what}, by {called.signer(statement.signer)}{reason}")
     return found
 
 
-def _attestations(services: Services, record: ArtifactRecord) -> list[str]:
+def _attestations(services: Services, record: ArtifactRecord, called: Names) -> list[str]:
     """What others say who have looked into an artifact, the oldest first."""
     found = []
     for statement in services.statements.all(StatementType.ATTESTATION, namespace=record.manifest.namespace):
         body = statement.body
         if isinstance(body, Attestation) and body.artifact == record.hash:
-            by = f"{publisher_text(statement.signer)} computed"
+            by = f"{called.signer(statement.signer)} computed"
             differs = f"another state, different by up to {body.max_difference}"
             found.append(f"{by} {'the same state' if body.claim == 'same' else differs}")
     return found

@@ -9,6 +9,7 @@ from kvnet.trust.keys import publisher_text
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.fetching import name_artifact, note_version
+from kvnet_node.operations.peer_names import known_names
 from kvnet_node.operations.targets import held_artifact
 from kvnet_node.services import Services
 
@@ -55,6 +56,7 @@ async def import_container(ctx: OperationContext, request: r.ImportRequest) -> r
         signer=publisher_text(record.manifest.publisher),
         complete=record.complete,
         name=request.name or "",
+        signer_name=known_names(services).signers.get(record.manifest.publisher, ""),
     )
 
 

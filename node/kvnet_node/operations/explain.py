@@ -7,7 +7,7 @@ section's name. Nothing is computed before somebody asks, and nothing is written
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
@@ -16,16 +16,16 @@ import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.errors import UsageError
-from kvnet.exchange.answers import Reuse
 from kvnet.format.hashes import artifact_text
 from kvnet.format.prefix import common_prefix
-from kvnet.protocol.ids import peer_text
-from kvnet.trust.keys import publisher_text
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
+from kvnet_node.calling import Names
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
+from kvnet_node.operations.peer_names import known_names
 from kvnet_node.operations.plans import LinksOf, link_section, links_of, no_links, plan_section
 from kvnet_node.operations.prompts import between, rendered, report
+from kvnet_node.operations.sources import told_source
 from kvnet_node.prompts import killers
 from kvnet_node.prompts.compare import Comparison, Prompt, compare
 from kvnet_node.prompts.killers import Finding
@@ -41,12 +41,14 @@ class Question:
         earlier: those that came before it, oldest first.
         loaded: gives the engine of a model while it is used; ``None`` when that model is not in memory.
         links: gives what is known of this machine with a model, and of its links.
+        names: what peers and signers are called.
     """
 
     request: LoggedRequest
     earlier: tuple[LoggedRequest, ...]
     loaded: "Loaded"
     links: LinksOf = no_links
+    names: Names = field(default_factory=Names)
 
     @property
     def model(self) -> str:
@@ -60,11 +62,16 @@ MakeSection = Callable[[Question], Awaitable[msgspec.Struct]]
 
 async def explain(ctx: OperationContext, request: r.ExplainRequest) -> r.ExplainResult:
     """Explain one request of the running node."""
-    return await explained(_log(ctx), request, partial(_loaded, ctx), partial(links_of, ctx.services))
+    names = known_names(ctx.services)
+    return await explained(_log(ctx), request, partial(_loaded, ctx), partial(links_of, ctx.services), names)
 
 
 async def explained(
-    log: RequestLog, request: r.ExplainRequest, loaded: Loaded, links: LinksOf = no_links
+    log: RequestLog,
+    request: r.ExplainRequest,
+    loaded: Loaded,
+    links: LinksOf = no_links,
+    names: Names | None = None,
 ) -> r.ExplainResult:
     """Explain one request of a log.
 
@@ -79,7 +86,7 @@ async def explained(
         )
     wanted = _wanted(log, request.request)
     earlier = tuple(takewhile(lambda each: each is not wanted, log))
-    question = Question(wanted, earlier, loaded, links)
+    question = Question(wanted, earlier, loaded, links, names or Names())
     sections = {
         name: msgspec.to_builtins(await make(question))
         for name, make in SECTIONS.items()
@@ -108,7 +115,7 @@ async def reuse_section(question: Question) -> r.ExplainedReuse:
         reused_tokens=found.reused_tokens,
         created_tokens=found.created_tokens,
         source=found.source,
-        sources=_sources(found),
+        sources=[told_source(each, question.names) for each in found.sources],
         saved_s=found.saved_s,
         lookup_s=found.lookup_s,
         restore_s=found.restore_s,
@@ -171,21 +178,6 @@ def _state(request: LoggedRequest) -> str:
     if request.cancelled:
         return "cancelled"
     return "answered" if request.finished is not None else "running"
-
-
-def _sources(reuse: Reuse) -> list[r.Source]:
-    return [
-        r.Source(
-            source=each.source,
-            tokens=each.tokens,
-            bytes=each.n_bytes,
-            seconds=each.seconds,
-            peer=peer_text(each.peer) if each.peer else "",
-            signer=publisher_text(each.signer),
-            artifact=artifact_text(each.artifact),
-        )
-        for each in reuse.sources
-    ]
 
 
 @dataclass(frozen=True, slots=True)

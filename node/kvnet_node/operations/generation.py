@@ -2,7 +2,7 @@
 
 import datetime as dt
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
@@ -16,18 +16,17 @@ from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.generation import Answer, Generator
 from kvnet.exchange.prefix_reuse import PrefixReuse, Wanted
-from kvnet.exchange.prefix_reuse import Source as ReuseSource
 from kvnet.exchange.reuse import Lossy, Rejected
-from kvnet.format.hashes import artifact_text, short_text
-from kvnet.protocol.ids import PeerId, peer_text
+from kvnet.format.hashes import short_text
 from kvnet.store.names import NamedVersion
-from kvnet.trust.keys import TEXT_PREFIX, publisher_text
+from kvnet.trust.keys import TEXT_PREFIX
 from kvnet.trust.policy import RefusalCode
 from kvnet_node.events import TextDelta as TextEvent
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.artifacts import model_names_here
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.peer_names import known_peer_names
+from kvnet_node.operations.peer_names import known_names
+from kvnet_node.operations.sources import told_source
 from kvnet_node.samples import model_names
 
 BOOTSTRAP_WAIT_S = 1.5
@@ -181,12 +180,12 @@ class PeerSearch:
 
 def _fields(ctx: OperationContext, answer: Answer, engine: Engine, max_tokens: int) -> dict[str, Any]:
     reasons = list(dict.fromkeys(map(reason_text, answer.rejected)))
-    names = known_peer_names(ctx.services)
+    names = known_names(ctx.services)
     return {
         "text": answer.text,
         "prompt_tokens": answer.prompt_tokens,
         "reused_tokens": answer.reused_tokens,
-        "sources": [_source(source, names) for source in answer.sources],
+        "sources": [told_source(source, names) for source in answer.sources],
         "ttft_s": answer.ttft_s,
         "prefill_s": answer.prefill_s,
         "decode_s": answer.decode_s,
@@ -217,16 +216,3 @@ def reason_text(rejected: Rejected) -> str:
     if publisher is None or rejected.code not in _UNTRUSTED:
         return text
     return f"{text}; if you know whose key that is: kvnet key trust {publisher[0]}"
-
-
-def _source(source: ReuseSource, names: Mapping[PeerId, str]) -> r.Source:
-    return r.Source(
-        source=source.source,
-        tokens=source.tokens,
-        bytes=source.n_bytes,
-        seconds=source.seconds,
-        peer=peer_text(source.peer) if source.peer else "",
-        signer=publisher_text(source.signer),
-        artifact=artifact_text(source.artifact),
-        peer_name=names.get(source.peer, "") if source.peer else "",
-    )

@@ -14,6 +14,7 @@ from kvnet.protocol.cost import FetchStep, PrefillStep, RestoreStep, Step
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.protocol.speeds import Machine
 from kvnet_node.calibrating import finite
+from kvnet_node.calling import Names
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.calibrating import break_even, positions_in
 from kvnet_node.output import format_bytes, format_count
@@ -100,9 +101,9 @@ async def plan_section(question: "Question") -> r.ExplainedPlan:
         words=report.words,
         expected_s=report.plan.seconds,
         ttft_s=done.ttft_s if done is not None else None,
-        steps=[_step(step, took[type(step)]) for step in report.plan.steps],
+        steps=[_step(step, question.names, took[type(step)]) for step in report.plan.steps],
         alternatives=[
-            r.ExplainedAlternative(other.seconds, [_step(step) for step in other.steps])
+            r.ExplainedAlternative(other.seconds, [_step(step, question.names) for step in other.steps])
             for other in report.alternatives
         ],
         expected_bytes_s=_rate(report),
@@ -116,13 +117,13 @@ def _rate(report: PlanReport) -> float | None:
     return finite(report.bytes_s) or None
 
 
-def _step(step: Step, took_s: float | None = None) -> r.ExplainedStep:
+def _step(step: Step, names: Names, took_s: float | None = None) -> r.ExplainedStep:
     match step:
         case RestoreStep():
             return r.ExplainedStep("restore", 0, step.n_tokens, step.seconds, took_s)
         case FetchStep():
-            peer = peer_text(step.peer) if step.peer else ""
-            return r.ExplainedStep("fetch", 0, step.n_tokens, step.seconds, took_s, step.n_bytes, peer)
+            peer, name = (peer_text(step.peer), names.peers.get(step.peer, "")) if step.peer else ("", "")
+            return r.ExplainedStep("fetch", 0, step.n_tokens, step.seconds, took_s, step.n_bytes, peer, name)
         case PrefillStep():
             return r.ExplainedStep("compute", step.first_token, step.end_token, step.seconds, took_s)
 
@@ -136,7 +137,10 @@ async def link_section(question: "Question") -> r.ExplainedLink:
     facts = question.links(info)
     if facts.machine is None:
         return r.ExplainedLink(
-            peers=[_peer(each, "what this machine does with the model is not known") for each in facts.peers],
+            peers=[
+                _peer(each, question.names, "what this machine does with the model is not known")
+                for each in facts.peers
+            ],
             note="this machine was not measured with the model: kvnet bench calibrate",
         )
     reuse = question.request.reuse
@@ -148,12 +152,13 @@ async def link_section(question: "Question") -> r.ExplainedLink:
         basis=facts.basis,
         position=position,
         break_even=needed,
-        peers=[_peer(each, verdict(each, here)) for each in facts.peers],
+        peers=[_peer(each, question.names, verdict(each, here)) for each in facts.peers],
     )
 
 
-def _peer(facts: PeerFacts, words: str) -> r.ExplainedPeer:
-    return r.ExplainedPeer(peer_text(facts.peer), facts.rtt_s or None, facts.bytes_s or None, words)
+def _peer(facts: PeerFacts, names: Names, words: str) -> r.ExplainedPeer:
+    name = names.peers.get(facts.peer, "")
+    return r.ExplainedPeer(peer_text(facts.peer), facts.rtt_s or None, facts.bytes_s or None, words, name)
 
 
 def verdict(facts: PeerFacts, needed: Sequence[r.BreakEven]) -> str:

@@ -5,7 +5,7 @@ import pytest
 from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.roster import Member
-from kvnet_node.calling import members_called, names_of, not_one, peer_names
+from kvnet_node.calling import members_called, names_of, not_one, peer_names, signer_names
 from tests.unit.trust.members import key
 
 
@@ -41,8 +41,9 @@ def test_keys_of_one_machine_are_called_the_same_and_who_has_no_peer_id_by_its_p
 def test_who_has_no_label_is_called_by_its_publisher_id_and_controls_are_escaped() -> None:
     nameless, rude = member("a", " "), member("b", "mac\x1b[2J", 2)
     names = names_of([nameless, rude])
-    assert names == {nameless.publisher: publisher_text(nameless.publisher), rude.publisher: "mac\\x1b[2J"}
-    assert peer_names([nameless, rude]) == {peer(2): "mac\\x1b[2J"}
+    shown = f"mac\\x1b[2J ({short_peer_text(peer(2))})"
+    assert names == {nameless.publisher: publisher_text(nameless.publisher), rude.publisher: shown}
+    assert peer_names([nameless, rude]) == {peer(2): shown}
 
 
 def test_machines_are_told_apart_over_all_namespaces() -> None:
@@ -87,6 +88,46 @@ def test_nobody_is_called_what_tells_another_apart() -> None:
     assert len(set(names.values())) == 4
     assert members_called([*MEMBERS, liar], names[liar.publisher]) == [liar]
     assert len(members_called([*MEMBERS, liar], names[MAC_2.publisher])) == 2
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "This Machine",
+        "ram",
+        publisher_text(STUDIO.publisher),
+        peer_text(peer(1)),
+        "bob, artifact of which nothing is verified",
+        "studio (own)",
+        "\u0455tud\u0456\u043e",  # in Cyrillic
+        "mac\u202e",
+    ],
+)
+def test_a_label_that_reads_as_something_else_has_a_part_of_its_peer_id(label: str) -> None:
+    liar = member("d", label, 4)
+    assert names_of([liar])[liar.publisher].endswith(f" ({short_peer_text(peer(4))})")
+
+
+@pytest.mark.parametrize("label", ["studio", "Bobs-MacBook-Pro", "Bob’s Mac mini", "Büro", "ip-10-0-0-1", "a_b.c"])
+def test_an_ordinary_label_is_the_name(label: str) -> None:
+    one = member("d", label, 4)
+    assert names_of([one]) == {one.publisher: label}
+
+
+@pytest.mark.parametrize(("label", "other"), [("Büro", "buro"), ("mini1", "minil"), ("studio", "studi0")])
+def test_labels_that_look_alike_are_told_apart(label: str, other: str) -> None:
+    names = names_of([member("a", label, 1), member("b", other, 2)])
+    assert all("…" in name for name in names.values())
+
+
+def test_signers_are_called_by_label_own_keys_this_machine_and_the_unknown_not_at_all() -> None:
+    team, unlabelled = member("a", "what the team calls it", 1), member("d", "")
+    names = signer_names([STUDIO, team, MAC_2, unlabelled], [MAC_2.publisher, MAC_3.publisher])
+    assert names == {
+        STUDIO.publisher: "studio",
+        MAC_2.publisher: "this machine",
+        MAC_3.publisher: "this machine",
+    }
 
 
 def test_several_are_named_so_that_one_can_be_chosen() -> None:

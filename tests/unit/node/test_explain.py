@@ -22,6 +22,7 @@ from kvnet.protocol.ids import PeerId
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet_node.api.failures import ApiFailure
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
+from kvnet_node.calling import Names
 from kvnet_node.commands.explain import RENDERERS, render
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.explain import SECTIONS, explained
@@ -72,8 +73,8 @@ def add(
     return request
 
 
-async def section(log: RequestLog, name: str, request: str = "") -> dict[str, Any]:
-    result = await explained(log, r.ExplainRequest(request, [name]), nothing_loaded)
+async def section(log: RequestLog, name: str, request: str = "", names: Names | None = None) -> dict[str, Any]:
+    result = await explained(log, r.ExplainRequest(request, [name]), nothing_loaded, names=names)
     assert list(result.sections) == [name]
     return result.sections[name]
 
@@ -89,6 +90,10 @@ async def test_state_from_a_peer_is_told_with_its_peer_its_time_and_its_signer()
     assert " in 0.900 s (4.00 MB), saved about 7.1 s, " in words[0]
     assert words[0].endswith(f"signed by {publisher_text(SIGNER)}, artifact {artifact_text(ARTIFACT)}")
     assert words[1] == "restored state: TOLERANT"
+    names = Names({peer: "studio"}, {SIGNER: "mini"})
+    [called, _] = RENDERERS["reuse"](await section(log, "reuse", names=names)).splitlines()
+    assert "tokens from studio in 0.900 s" in called
+    assert f"signed by mini, artifact {artifact_text(ARTIFACT)}" in called
 
 
 async def test_reuse_from_memory_is_told_without_a_source() -> None:

@@ -30,6 +30,8 @@ def answer(*sources: Source, reasons: tuple[str, ...] = ()) -> GenerateResult:
 def test_an_answer_says_what_came_from_where() -> None:
     lines = explain(answer(Source("peer", 12_288, 1_800_000_000, 0.9, peer="12D3KooX", signer="kvpub1abc")))
     assert lines[0] == "12,288 of 12,950 tokens from peer 12D3KooX in 0.900 s (1.80 GB), signed by kvpub1abc"
+    known = Source("peer", 12_288, 1_800_000_000, 0.9, "12D3KooX", "kvpub1abc", peer_name="studio", signer_name="mini")
+    assert "tokens from studio in 0.900 s (1.80 GB), signed by mini" in explain(answer(known))[0]
     assert "policy trusted" in lines[-1]
     assert "EXACT" in lines[-1]
     member = Source("peer", 12_288, 1_800_000_000, 0.9, peer="12D3KooX", peer_name="studio")

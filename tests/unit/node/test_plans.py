@@ -17,6 +17,7 @@ from kvnet.format.codecs import Codec
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.protocol.speeds import Link, Machine, PrefillSpeed, SpeedPoint
 from kvnet_node.api.requests_log import LoggedRequest, RequestLog
+from kvnet_node.calling import Names
 from kvnet_node.commands.explain import RENDERERS
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.explain import explained
@@ -48,12 +49,15 @@ def finish(log: RequestLog, found: Reuse) -> LoggedRequest:
     return request
 
 
-async def section(log: RequestLog, name: str, facts: LinkFacts | None = None) -> tuple[dict[str, Any], str]:
+async def section(
+    log: RequestLog, name: str, facts: LinkFacts | None = None, names: Names | None = None
+) -> tuple[dict[str, Any], str]:
     def links(info: ModelInfo) -> LinkFacts:
         assert info.name == "tiny"
         return facts or LinkFacts()
 
-    result = await explained(log, r.ExplainRequest("", [name]), toy if facts is not None else nothing_loaded, links)
+    loaded = toy if facts is not None else nothing_loaded
+    result = await explained(log, r.ExplainRequest("", [name]), loaded, links, names)
     return result.sections[name], RENDERERS[name](result.sections[name])
 
 
@@ -77,6 +81,8 @@ async def test_a_plan_that_fetches_is_told_step_by_step_with_what_each_took() ->
     assert lines[4].endswith("took 0.750 s, looking included")
     assert "fetched: 47.0 MB came, 1,024 tokens could be used" in lines
     assert lines[-1] == "instead, 2.2 s: compute tokens 0 to 1,100"
+    _, called = await section(log, "plan", names=Names({PEER: "studio"}))
+    assert "fetch 1,024 tokens (47.2 MB) from studio: " in called
 
 
 async def test_a_plan_that_computes_says_why_and_what_fetching_would_have_taken() -> None:
@@ -132,6 +138,8 @@ async def test_links_of_a_machine_that_was_not_measured_are_told_with_what_measu
     assert values["break_even"] == []
     assert words.splitlines()[0].endswith("kvnet bench calibrate")
     assert peer_text(PEER) in words
+    called = (await section(log, "link", LinkFacts(peers=(PeerFacts(PEER),)), Names({PEER: "studio"})))[1]
+    assert ("studio" in called, peer_text(PEER) in called) == (True, False)
     assert "no peer is connected" in (await section(log, "link", LinkFacts()))[1]
     assert "not in memory" in (await section(log, "link"))[1]
 

@@ -112,11 +112,12 @@ class ShowResult(Result, frozen=True, tag="show"):
         verdict: whose rules accept it: "accepted" or the reason of the refusal.
         held_chunks: chunks held, of ``chunks``.
         fingerprint: named parts of the fingerprint, digests in hex.
-        derived_from: artifact hash text and signer text of every source.
+        derived_from: artifact hash text, signer text and what the signer is called ("" unknown), of every source.
         ticket: what another device of the namespace fetches it with, addresses of the running node included.
         revoked: it, its publisher or a source is revoked.
         revocations: what of it is revoked by whom, and why, in their words.
         attestations: what others say who have looked into it.
+        signer_name: what the signer is called; "" when that is not known.
     """
 
     artifact: str
@@ -146,6 +147,7 @@ class ShowResult(Result, frozen=True, tag="show"):
     attestations: list[str] = []
     scope: str = ""
     model: str = ""
+    signer_name: str = ""
 
 
 class VerifyRequest(Request, frozen=True):
@@ -247,7 +249,11 @@ class ImportRequest(Request, frozen=True):
 
 
 class ImportResult(Result, frozen=True, tag="import"):
-    """The artifact that was taken in."""
+    """The artifact that was taken in.
+
+    Attributes:
+        signer_name: what the signer is called; "" when that is not known.
+    """
 
     artifact: str
     bytes: int
@@ -255,6 +261,7 @@ class ImportResult(Result, frozen=True, tag="import"):
     signer: str
     complete: bool
     name: str = ""
+    signer_name: str = ""
 
 
 class RebuildRequest(Request, frozen=True):

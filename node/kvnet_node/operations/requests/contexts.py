@@ -121,6 +121,7 @@ class Source(msgspec.Struct, frozen=True):
         signer: publisher text of who signed them.
         artifact: artifact hash text.
         peer_name: what that peer is called; "" when it is no member.
+        signer_name: what the signer is called; "" when that is not known.
     """
 
     source: str
@@ -131,6 +132,12 @@ class Source(msgspec.Struct, frozen=True):
     signer: str = ""
     artifact: str = ""
     peer_name: str = ""
+    signer_name: str = ""
+
+    @property
+    def signed_by(self) -> str:
+        """The signer's name, else its publisher id."""
+        return self.signer_name or self.signer
 
 
 class GenerateResult(Result, frozen=True, tag="generate"):

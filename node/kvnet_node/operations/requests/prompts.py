@@ -192,6 +192,7 @@ class ExplainedStep(msgspec.Struct, frozen=True):
         took_s: seconds it took; None when that is not known, or it was not done.
         bytes: stored bytes to fetch; 0 for other kinds.
         peer: whom from; "" for other kinds.
+        peer_name: what it is called; "" when it is no member.
     """
 
     kind: str
@@ -201,6 +202,7 @@ class ExplainedStep(msgspec.Struct, frozen=True):
     took_s: float | None = None
     bytes: int = 0
     peer: str = ""
+    peer_name: str = ""
 
 
 class ExplainedAlternative(msgspec.Struct, frozen=True):
@@ -246,12 +248,14 @@ class ExplainedPeer(msgspec.Struct, frozen=True):
         rtt_s: seconds of a round trip; None when not measured.
         bytes_s: what it delivered lately; None when not measured.
         verdict: whether fetching from it pays, in words.
+        name: what it is called; "" when it is no member.
     """
 
     peer: str
     rtt_s: float | None
     bytes_s: float | None
     verdict: str
+    name: str = ""
 
 
 class ExplainedLink(msgspec.Struct, frozen=True):
