@@ -27,6 +27,9 @@ TEMPORARY_SUFFIX = ".tmp"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What file systems without hard links answer, such as exFAT (link(2))."""
 
+_OWN = frozenset({"config.toml", "models", "names", "namespaces", "network", "store", "lock", "lost+found"})
+"""What may lie in a data directory before there are keys: put there by a person, or by a first start that broke off."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataPaths:
@@ -177,12 +180,14 @@ def prepare_data_dir(data_dir: Path) -> DataPaths:
     """Create the data directory (0700) when it is missing and return its paths.
 
     Raises:
-        ConfigError: the path is no directory, or cannot be created or written.
+        ConfigError: the path is no directory, cannot be created or written, or is a directory of something else that
+            others may read: closing that could lock them out of a home or of ``/tmp``.
     """
     try:
         created = not data_dir.exists()
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if data_dir.stat().st_mode & 0o077:
+            _refuse_others_directory(DataPaths(data_dir))
             data_dir.chmod(0o700)
     except OSError as error:
         raise ConfigError(
@@ -197,6 +202,17 @@ def prepare_data_dir(data_dir: Path) -> DataPaths:
     if created:
         exclude_from_time_machine(data_dir)
     return DataPaths(data_dir)
+
+
+def _refuse_others_directory(paths: DataPaths) -> None:
+    if any(paths.keys_dir.glob("publisher-*.key")):
+        return
+    foreign = [entry.name for entry in paths.data_dir.iterdir() if entry.name not in _OWN and entry.name[0] != "."]
+    if foreign:
+        raise ConfigError(
+            f"expected {paths.data_dir} to be new, empty, or a data directory already, found {min(foreign)!r} in it",
+            hint="name another with --data-dir or KVNET_DATA_DIR: this one would be closed to everybody else",
+        )
 
 
 def exclude_from_time_machine(directory: Path) -> bool:

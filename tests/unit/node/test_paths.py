@@ -33,6 +33,27 @@ def test_an_open_data_directory_is_closed(tmp_path: Path) -> None:
     assert mode_of(directory) == 0o700
 
 
+def test_a_directory_of_something_else_is_neither_closed_to_others_nor_filled(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "Documents").mkdir(parents=True)
+    home.chmod(0o755)
+    with pytest.raises(ConfigError, match="'Documents' in it"):
+        prepare_data_dir(home)
+    assert mode_of(home) == 0o755
+
+
+def test_a_directory_that_was_made_ready_or_restored_is_taken(tmp_path: Path) -> None:
+    for name, inside in (("ready", "models/tiny"), ("restored", "keys/publisher-0001.key")):
+        directory = tmp_path / name
+        (directory / inside).mkdir(parents=True)
+        (directory / "config.toml").touch()
+        if name == "restored":
+            (directory / "notes.txt").touch()
+        directory.chmod(0o755)
+        prepare_data_dir(directory)
+        assert mode_of(directory) == 0o700
+
+
 def test_a_file_where_the_data_directory_should_be_is_a_config_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x", encoding="utf-8")
