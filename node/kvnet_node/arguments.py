@@ -33,7 +33,7 @@ def split_global_flags(arguments: Sequence[str]) -> tuple[GlobalFlags, list[str]
     A value that itself looks like a global flag is written with an equals sign: ``--prompt=--json``.
 
     Raises:
-        UsageError: ``--data-dir`` without a value.
+        UsageError: ``--data-dir`` without a value, or with an empty one (a variable that is not set).
     """
     flags = GlobalFlags()
     rest: list[str] = []
@@ -45,7 +45,7 @@ def split_global_flags(arguments: Sequence[str]) -> tuple[GlobalFlags, list[str]
         if argument in _SWITCHES:
             flags = replace(flags, **_SWITCHES[argument])
         elif argument == "--data-dir":
-            if not remaining or remaining[0].startswith("--"):
+            if not remaining or not remaining[0] or remaining[0].startswith("--"):
                 raise UsageError(
                     "--data-dir expects a directory, found none", hint="for example --data-dir ~/kvnet-data"
                 )

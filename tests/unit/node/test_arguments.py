@@ -34,7 +34,9 @@ def test_a_value_written_with_an_equals_sign_is_not_taken_for_a_flag() -> None:
     assert split_global_flags(["generate", "--prompt=--json"]) == (GlobalFlags(), ["generate", "--prompt=--json"])
 
 
-@pytest.mark.parametrize("arguments", [["--data-dir"], ["--data-dir", "--json"], ["list", "--data-dir="]])
+@pytest.mark.parametrize(
+    "arguments", [["--data-dir"], ["--data-dir", "", "list"], ["--data-dir", "--json"], ["list", "--data-dir="]]
+)
 def test_a_data_dir_without_a_value_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match="--data-dir expects a directory"):
         split_global_flags(arguments)
