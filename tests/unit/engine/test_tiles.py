@@ -60,6 +60,56 @@ def test_arrays_come_to_the_bytes_that_the_reference_comes_to(k_dim: int, v_dim:
         assert decode_tile(Codec.Q8, layers, spec, stored) == q8.decode_tile(kind, 2, N_TOKENS, stored)
 
 
+def group_values(layers: LayerLayout, n_tokens: int, *values: float) -> bytes:
+    """A float32 tile whose elements are these again and again."""
+    count = tile_of(layers, n_tokens).raw_size_bytes // 4
+    return np.resize(np.array(values, "<f4"), count).tobytes()
+
+
+SMALLEST, NORMAL = 2.0**-149, 2.0**-126
+NEARER = float(np.nextafter(np.float32(q8.MIN_SPREAD), np.float32(0)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        # All of a group on one side of zero, so that its bias would be subnormal.
+        (5 * SMALLEST, NORMAL / 2),
+        (-5 * SMALLEST, -NORMAL / 2),
+        (NORMAL / 2, 1.0),
+        (-NORMAL / 2, 1.0),
+        (-0.0, 0.0),
+        (-0.0, NORMAL),
+        # Around the least spread that has a scale.
+        (0.0, q8.MIN_SPREAD),
+        (0.0, NEARER),
+        (-q8.MIN_SPREAD, 0.0),
+        (-NEARER, 0.0),
+        (q8.LARGEST[DType.FLOAT32], 0.0),
+    ],
+)
+def test_tiny_and_huge_groups_come_to_the_bytes_of_the_reference_too(values: tuple[float, ...]) -> None:
+    layers = layers_of(8, 8, DType.FLOAT32, heads=1)
+    raw = group_values(layers, N_TOKENS, *values)
+    stored = encode_tile(Codec.Q8, layers, tile_of(layers), raw)
+    assert stored == q8.encode_tile(layers.kinds[0], 2, N_TOKENS, raw)
+    assert decode_tile(Codec.Q8, layers, tile_of(layers), stored) == q8.decode_tile(
+        layers.kinds[0], 2, N_TOKENS, stored
+    )
+
+
+def test_a_tile_longer_than_what_is_worked_on_at_once_comes_to_the_bytes_of_the_reference_too() -> None:
+    layers = layers_of(96, 64, DType.FLOAT32, heads=3, n_layers=1)
+    spec, kind = tile_of(layers, 250), layers.kinds[0]
+    values = np.random.default_rng(5).standard_normal(spec.raw_size_bytes // 4).astype("<f4")
+    # The last group of K is the farthest from all others, as is the last of V.
+    values[3 * 250 * 96 - 32 : 3 * 250 * 96] *= 1e6
+    values[-64:] *= 1e6
+    stored = encode_tile(Codec.Q8, layers, spec, values.tobytes())
+    assert stored == q8.encode_tile(kind, 1, 250, values.tobytes())
+    assert decode_tile(Codec.Q8, layers, spec, stored) == q8.decode_tile(kind, 1, 250, stored)
+
+
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["name"])
 def test_arrays_come_to_the_vectors(case: dict) -> None:
     layers = layers_of(case["k_dim"], case["v_dim"], DType(case["dtype"]), heads=1, n_layers=1)
@@ -107,6 +157,19 @@ def test_stored_bytes_that_no_encoder_makes_are_refused_or_stay_finite_as_in_the
                     decode_tile(Codec.Q8, layers, spec, stored)
                 continue
             assert decode_tile(Codec.Q8, layers, spec, stored) == expected
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_scales_and_biases_are_checked_to_the_last_group_of_k_and_v_of_every_layer(number: int) -> None:
+    layers = layers_of(8, 8, DType.FLOAT32)
+    spec = tile_of(layers)
+    part = q8.parts_of(layers.kinds[0], spec.n_layers, spec.n_tokens)[number]
+    good = encode_tile(Codec.Q8, layers, spec, normal_tile(layers, 1.0, 0.0))
+    for where, what in ((part.scales, "scales"), (part.biases, "biases")):
+        last = where.stop - 2
+        for bits in (0x7FC0, 0xFF80, 0x8000, 0x0001):  # not a number, -infinity, -0, subnormal
+            with pytest.raises(MalformedError, match=what):
+                decode_tile(Codec.Q8, layers, spec, good[:last] + bits.to_bytes(2, "little") + good[last + 2 :])
 
 
 def test_a_stored_tile_of_another_size_is_refused() -> None:

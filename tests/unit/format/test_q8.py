@@ -118,6 +118,15 @@ def test_values_that_are_not_finite_are_not_written(value: float) -> None:
         q8.encode_tile(kind(), 1, 1, packed(value, *[0.0] * 15))
 
 
+def test_values_just_far_enough_apart_for_a_normal_scale_have_one() -> None:
+    bits = struct.unpack("<I", struct.pack("<f", q8.MIN_SPREAD))[0]
+    (nearer,) = struct.unpack("<f", struct.pack("<I", bits - 1))
+    for spread, scale, code in ((q8.MIN_SPREAD, 0x0081, 254), (nearer, 0, 0)):
+        data = q8.encode_tile(kind(), 1, 1, packed(*[0.0, spread] * 4, *[0.0] * 8))
+        assert data[:8] == bytes([0, code] * 4)
+        assert struct.unpack_from("<HH", data, 8) == (scale, 0)
+
+
 def test_values_too_far_apart_are_not_written() -> None:
     for pair in ((-LARGEST_FLOAT32, 0.0), (-3e38, 3e38)):
         with pytest.raises(CompatibilityError, match="apart"):
@@ -155,6 +164,18 @@ def test_what_is_beyond_the_dtype_becomes_its_largest_value(dtype: DType) -> Non
         decoded_floats(tile, 1, stored(bytes(8), 0, 0xFF7F))[0]
         == -q8.LARGEST[DType.BFLOAT16 if dtype is DType.FLOAT32 else dtype]
     )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_k_and_v_of_every_layer_are_checked(number: int) -> None:
+    tile = kind()
+    parts = q8.parts_of(tile, 2, 3)
+    good = q8.encode_tile(tile, 2, 3, bytes(tile_size_bytes(tile, 2, 3)))
+    q8.check_stored(tile, 2, 3, good)
+    for where, what in ((parts[number].scales, "scales"), (parts[number].biases, "biases")):
+        last = where.stop - 1
+        with pytest.raises(MalformedError, match=what):
+            q8.check_stored(tile, 2, 3, good[:last] + b"\x80" + good[last + 1 :])
 
 
 def test_damaged_tiles_are_refused_or_decode_to_finite_values_of_the_right_number() -> None:

@@ -29,17 +29,23 @@ def negative_scale(spec: ChunkSpec, stored: bytes) -> bytes:
     return stored[:high_byte] + b"\xff" + stored[high_byte + 1 :]
 
 
-def q8_sample(change: Callable[[ChunkSpec, bytes], bytes] = lambda _spec, stored: stored) -> Sample:
-    """The sample's artifact in q8, its last tile changed before it was hashed and signed."""
-    plain = sample(range(300), fingerprint=FINGERPRINT)
+def q8_sample(
+    change: Callable[[ChunkSpec, bytes], bytes] = lambda _spec, stored: stored,
+    *,
+    tile: int = -1,
+    fingerprint: Fingerprint = FINGERPRINT,
+) -> Sample:
+    """The sample's artifact in q8, one of its tiles changed before it was hashed and signed."""
+    plain = sample(range(300), fingerprint=fingerprint)
     specs = list(plain.manifest.plan())
     chunks = []
     for spec, chunk in zip(specs, plain.chunks, strict=True):
         if spec.kind is not ChunkKind.TILE:
             chunks.append(chunk)
             continue
-        stored = encode_tile(KIND, spec.n_layers, spec.n_tokens, bytes(spec.raw_size_bytes))
-        chunks.append(change(spec, stored) if spec is specs[-1] else stored)
+        kind = fingerprint.layers.kind_of(spec.first_layer)
+        stored = encode_tile(kind, spec.n_layers, spec.n_tokens, bytes(spec.raw_size_bytes))
+        chunks.append(change(spec, stored) if spec is specs[tile] else stored)
     entries = tuple(ChunkEntry(len(chunk), blake3_hash(chunk)) for chunk in chunks)
     pages = tuple(encode_pages(entries))
     manifest = structs.replace(
@@ -62,4 +68,22 @@ def test_a_q8_tile_that_no_encoder_writes_is_found_though_its_hash_is_right(stor
     publish(store, bad)
     assert store.verify(good.hash).bad == ()
     assert store.verify(bad.hash).bad == (len(bad.chunks) - 1,)
+    store.close()
+
+
+def test_every_tile_is_looked_at(store: Store) -> None:
+    first_tile = q8_sample().manifest.plan().first_tile
+    for tile in range(first_tile, len(q8_sample().chunks)):
+        bad = q8_sample(negative_scale, tile=tile)
+        publish(store, bad)
+        assert store.verify(bad.hash).bad == (tile,)
+    store.close()
+
+
+def test_a_tile_is_looked_at_as_one_of_its_own_layers(store: Store) -> None:
+    wider = LayerKind("kv", heads=2, k_dim=16, v_dim=8, dtype=DType.FLOAT32)
+    mixed = Fingerprint(b"w" * 32, b"c" * 32, (), "llama", LayerLayout((KIND, wider), bytes([0, 1])))
+    artifact = q8_sample(fingerprint=mixed)
+    publish(store, artifact)
+    assert store.verify(artifact.hash).bad == ()
     store.close()
