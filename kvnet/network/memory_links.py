@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import trio
 
+from kvnet.network.news import News
 from kvnet.protocol.ids import PeerId
 
 
@@ -42,7 +43,7 @@ class Links:
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self._groups: list[frozenset[PeerId]] = []
         self._hung: set[PeerId] = set()
-        self._changed = trio.Event()
+        self._changed = News()
 
     def join(self, a: PeerId, b: PeerId, link: Link) -> None:
         """Say what joins `a` to `b`, in this direction."""
@@ -81,5 +82,4 @@ class Links:
 
     def wake(self) -> None:
         """Something has changed that somebody may wait for."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()

@@ -9,6 +9,7 @@ import trio
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
 from kvnet.network.memory_links import Links
+from kvnet.network.news import News
 from kvnet.network.receiving import receive_in_parts
 from kvnet.protocol.ids import PeerId
 
@@ -39,7 +40,7 @@ class Pipe:
         in_flight_bytes: bytes of them together.
         ended_at_s: when the end arrives; None as long as the sender may go on.
         broken: why the stream was given up; None while it is whole.
-        changed: set, and replaced by a new one, whenever any of this changes.
+        changed: any of this has.
     """
 
     links: Links
@@ -51,18 +52,13 @@ class Pipe:
     in_flight_bytes: int = 0
     ended_at_s: float | None = None
     broken: str | None = None
-    changed: trio.Event = field(default_factory=trio.Event)
-
-    def wake(self) -> None:
-        """Something has changed that somebody may wait for."""
-        self.changed.set()
-        self.changed = trio.Event()
+    changed: News = field(default_factory=News)
 
     def end(self) -> None:
         """Send nothing more: the end arrives behind what is under way."""
         if self.ended_at_s is None:
             self.ended_at_s = max(trio.current_time(), self.wire.free_at_s) + self._latency_s()
-            self.wake()
+            self.changed.tell()
 
     def break_off(self, reason: str) -> None:
         """Lose what is under way; both ends see an error."""
@@ -70,7 +66,7 @@ class Pipe:
             self.broken = reason
             self.in_flight.clear()
             self.in_flight_bytes = 0
-            self.wake()
+            self.changed.tell()
 
     def _latency_s(self) -> float:
         return self.links.of(self.source, self.target).latency_s
@@ -89,7 +85,7 @@ class Pipe:
         self.wire.free_at_s = leaves_at_s
         self.in_flight.append((leaves_at_s + self._latency_s(), segment))
         self.in_flight_bytes += len(segment)
-        self.wake()
+        self.changed.tell()
         await trio.sleep(leaves_at_s - now_s)
 
     async def _wait_for_room(self) -> None:
@@ -131,7 +127,7 @@ class Pipe:
             self.in_flight.appendleft((due_s, segment[max_bytes:]))
             segment = segment[:max_bytes]
         self.in_flight_bytes -= len(segment)
-        self.wake()
+        self.changed.tell()
         return segment
 
 

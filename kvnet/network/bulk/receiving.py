@@ -14,6 +14,7 @@ from kvnet.errors import KvnetError, NetworkError, ProtocolViolationError
 from kvnet.format.hashes import BytesLike, ChunkHash
 from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
 from kvnet.network.bulk.link import Link, run_soon
+from kvnet.network.news import News
 from kvnet.protocol.chunk_header import chunk_header_frame
 from kvnet.protocol.framing import LENGTH_SIZE_BYTES, encode_frame, frame_length
 from kvnet.protocol.messages.base import encode_message
@@ -57,7 +58,7 @@ class Receiver:
     def __init__(self, link: Link, token: trio.lowlevel.TrioToken) -> None:
         self._link = link
         self._token = token
-        self._changed = trio.Event()
+        self._changed = News()
         self.done = trio.Event()
         self._thread: threading.Thread | None = None
         # Written on one side and read on the other; deques and single assignments need no lock.
@@ -193,8 +194,7 @@ class Receiver:
     def _notify(self) -> None:
         if self._discards:
             self._discard()
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
 
     # --- the thread ---
 

@@ -17,6 +17,7 @@ from libp2p.network.stream.exceptions import StreamEOF
 from kvnet.errors import NetworkError, PeerUnreachableError
 from kvnet.network.interface import STREAM_WINDOW_BYTES, ByteStream, StreamKind
 from kvnet.network.libp2p.translate import FOREIGN, translate_stream
+from kvnet.network.news import News
 from kvnet.network.receiving import receive_in_parts
 from kvnet.protocol.ids import PeerId
 
@@ -64,7 +65,7 @@ class LibP2PStream(ByteStream):
         self._ended = False
         self._error: NetworkError | None = None
         self._closed = False
-        self._changed = trio.Event()
+        self._changed = News()
         self._pump_scope = trio.CancelScope()
         self._pump_done = trio.Event()
         self._send_lock = trio.Lock()
@@ -152,19 +153,15 @@ class LibP2PStream(ByteStream):
             taken.append(part)
             missing -= len(part)
         self._buffered_bytes -= n_bytes
-        self._wake()
+        self._changed.tell()
         return b"".join(taken)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     def _fail(self, error: NetworkError) -> None:
         if self._error is None:
             self._error = error
             self._parts.clear()
             self._buffered_bytes = 0
-            self._wake()
+            self._changed.tell()
 
     async def _pump(self) -> None:
         try:
@@ -172,7 +169,7 @@ class LibP2PStream(ByteStream):
                 await self._read_for_ever()
         except StreamEOF:
             self._ended = True
-            self._wake()
+            self._changed.tell()
         except FOREIGN as error:
             self._fail(translate_stream(error))
         finally:
@@ -185,7 +182,7 @@ class LibP2PStream(ByteStream):
                 continue  # nobody reads any more; taking the bytes lets the peer finish
             self._parts.append(memoryview(part))
             self._buffered_bytes += len(part)
-            self._wake()
+            self._changed.tell()
             if self._buffered_bytes > BUFFER_LIMIT_BYTES and not await self._wait_for_reader():
                 await self._give_up(
                     NetworkError(
@@ -208,7 +205,7 @@ class LibP2PStream(ByteStream):
         self._closed = True
         self._parts.clear()
         self._buffered_bytes = 0
-        self._wake()
+        self._changed.tell()
         with trio.CancelScope(shield=True), suppress(*FOREIGN):
             await self._raw.close()
         if not self._pump_done.is_set():
