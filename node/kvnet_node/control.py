@@ -33,6 +33,8 @@ from kvnet_node.failures import failure_of
 MAX_SOCKET_PATH_BYTES = 100
 """``sun_path`` holds 104 bytes on macOS and 108 on Linux, the terminating zero included."""
 MAX_CONNECTIONS = 64
+CALL_LIMIT_S = 10.0
+"""For the whole of a call to come: its asker sends it at once. Who only connects must not keep others out."""
 SEND_LIMIT_S = 10.0
 """An asker that does not read its events for this long has gone away."""
 
@@ -185,7 +187,9 @@ async def _answer(stream: trio.SocketStream, handler: Handler) -> None:
     frames = FrameStream(stream)
     try:
         async with stream:
-            data = await frames.receive()
+            data = None
+            with trio.move_on_after(CALL_LIMIT_S):
+                data = await frames.receive()
             if data is not None:
                 reply = await _run_call(stream, frames, data, handler)
                 if reply is not None:

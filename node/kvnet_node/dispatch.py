@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvnet.errors import DataDirLockedError
+from kvnet.errors import DataDirLockedError, UnsupportedVersionError
 from kvnet.store.lock import DataDirLock, LockOwner
 from kvnet_node.control_client import NodeGoneError, call_running_node
 from kvnet_node.events import Event, Note
@@ -67,9 +67,21 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
 
 
 def _run_remotely(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:
-    """The result from the running node; None when no node answers."""
+    """The result from the running node; None when no node answers.
+
+    Raises:
+        UnsupportedVersionError: it says something else than a node of this version does.
+    """
     answer = call_running_node(settings.paths.data_dir, wanted.name, request, on_event)
-    return msgspec.json.decode(answer, type=wanted.result) if answer is not None else None
+    if answer is None:
+        return None
+    try:
+        return msgspec.json.decode(answer, type=wanted.result)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedVersionError(
+            f"expected the running node to answer {wanted.name} as this kvnet does, found: {error}",
+            hint="it was started before this version was installed: `kvnet node stop`, then `kvnet node start`",
+        ) from error
 
 
 def _run_here(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:

@@ -15,9 +15,11 @@ import trio.testing
 from kvnet.errors import NotFoundError, ProtocolViolationError
 from kvnet_node import control_client
 from kvnet_node.control import (
+    CALL_LIMIT_S,
     MAX_SOCKET_PATH_BYTES,
     EventOutbox,
     FrameStream,
+    _answer,
     choose_socket_path,
     control_socket,
     send_frame,
@@ -213,6 +215,17 @@ async def test_several_operations_run_at_once(tmp_path: Path) -> None:
             async with trio.open_nursery() as nursery:
                 for name in ("0", "1"):
                     nursery.start_soon(call_node, connected(path), name, Question("q"), lambda _: None)
+
+
+async def test_who_connects_and_says_nothing_keeps_nobody_out(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        silent, half = [trio.testing.memory_stream_pair() for _ in range(2)]
+        await half[0].send_all(b"\0\0\0\x20{")
+        for _, far in (silent, half):
+            nursery.start_soon(_answer, far, echo)
+        for near, _ in (silent, half):
+            assert await near.receive_some() == b""
+    assert autojump_clock.current_time() >= CALL_LIMIT_S
 
 
 async def test_a_node_that_ends_early_is_reported(tmp_path: Path) -> None:
