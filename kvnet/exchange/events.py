@@ -51,10 +51,12 @@ class FetchProgress:
     """``done_bytes`` of ``total_bytes`` have arrived and matched their hash; the last, chunk ``index``, from ``peer``.
 
     Attributes:
-        held_chunks: chunks of what is wanted that were here when it began; not among the others.
+        held_chunks: chunks of what is wanted that are here and came otherwise; not among the others.
         held_bytes: their bytes.
+        resumed_chunks: those of them that an earlier fetch of the same artifact brought.
         parts: what each peer has brought; only where the fetch is looked at in fixed intervals.
         waiting: nobody is asked just now: it waits for a provider to be back, or for another; only there too.
+        gives_way: nothing is asked for just now: prompts get what they need of the artifact first.
     """
 
     done_bytes: int
@@ -65,5 +67,7 @@ class FetchProgress:
     index: int = -1
     held_chunks: int = 0
     held_bytes: int = 0
+    resumed_chunks: int = 0
     parts: tuple[PeerPart, ...] = ()
     waiting: bool = False
+    gives_way: bool = False

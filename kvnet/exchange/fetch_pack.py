@@ -58,10 +58,14 @@ class FetchPack:
         self._progress = progress
         self._writer: PackWriter | None = None
         self._in_pack: set[int] = set()
+        self._arrived = set(arrived)
         self._expected = (0, 0)
         self._held: tuple[int, int] | None = None
+        self._first_held_chunks = 0
         self.parts: Callable[[], tuple[PeerPart, ...]] = tuple
         self.waiting: Callable[[], bool] = bool
+        self.gives_way = False
+        self.resumed_chunks = 0
         self.n_chunks = 0
         self.n_bytes = 0
 
@@ -73,8 +77,10 @@ class FetchPack:
     async def missing(self) -> list[int]:
         """The wanted chunks that are not here, ascending."""
         found = await self._lane.run(self._look)
-        if self._held is None:
-            self._held = self._count(self._wanted - set(found))
+        first = self._held is None
+        self._held = self._count(self._wanted - self._arrived - set(found))
+        if first:
+            self._first_held_chunks = self._held[0]
         self._expected = (
             self.n_chunks + len(found),
             self.n_bytes + sum(self._entries[index].length_bytes for index in found),
@@ -87,13 +93,24 @@ class FetchPack:
 
     @property
     def held_chunks(self) -> int:
-        """Chunks of what is wanted that were here when the fetch began."""
+        """Chunks of what is wanted that are here without this fetch."""
         return self._held[0] if self._held is not None else 0
 
+    @property
+    def meanwhile_chunks(self) -> int:
+        """Those of them that came for prompts while it was under way."""
+        return max(0, self.held_chunks - self._first_held_chunks)
+
     def _look(self) -> list[int]:
+        resumed: set[int] = set()
         if self._writer is None and self._store.has_partial(self._artifact):
-            self._begin()
-        return self._missing()
+            resumed = self._wanted & self._begin().held
+        found = self._missing()
+        if self._held is None:
+            if self._store.get(self._artifact) is not None:
+                resumed = self._wanted - self._arrived - set(found)
+            self.resumed_chunks = self._count(resumed)[0]
+        return found
 
     def _missing(self) -> list[int]:
         return [
@@ -130,6 +147,7 @@ class FetchPack:
                 self._in_pack.add(chunk.index)
             if chunk.index in self._token_chunks:
                 self._heads[chunk.index] = bytes(chunk.data)
+            self._arrived.add(chunk.index)
             self.n_chunks += 1
             self.n_bytes += len(chunk.data)
 
@@ -159,8 +177,10 @@ class FetchPack:
                 index,
                 held_chunks=held_chunks,
                 held_bytes=held_bytes,
+                resumed_chunks=self.resumed_chunks,
                 parts=self.parts(),
                 waiting=self.waiting(),
+                gives_way=self.gives_way,
             )
         )
 
@@ -186,6 +206,16 @@ class FetchPack:
     def _publish(self, envelope: bytes, keys: Sequence[PrefixKey], *, pinned: bool) -> ArtifactRecord:
         writer = self._writer or self._begin()
         return writer.publish(envelope, keys=keys, pinned=pinned, allow_partial=True, entries=self._entries)
+
+    async def put_down(self, envelope: bytes, *, keys: Sequence[PrefixKey]) -> None:
+        """Publish what has arrived so far, and go on with another pack.
+
+        Raises:
+            StoreError: the disk failed, or it does not fit.
+        """
+        await self._lane.run(self._publish, envelope, keys, pinned=False)
+        self._writer = None
+        self._in_pack.clear()
 
     def abort(self) -> None:
         """End; what has arrived stays, to be gone on with. After publishing it does nothing."""

@@ -6,10 +6,11 @@ The order is the same for every byte: bounded, schema-checked, hash-checked, and
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
-from kvnet.errors import IntegrityError, KvnetError, NotFoundError
+from kvnet.errors import IntegrityError, KvnetError, NotFoundError, NotInStoreError
 from kvnet.exchange.chunk_fetch import ChunkFetch, Manner, Sink
 from kvnet.exchange.chunk_sources import ChunkSources, News, Tells
 from kvnet.exchange.fetch_job import FetchJob, TokenIds, run_telling
@@ -19,6 +20,7 @@ from kvnet.exchange.lane import Lane
 from kvnet.exchange.locating import Located, Locator, SessionsOf
 from kvnet.exchange.provider import Delivered, Provider
 from kvnet.exchange.transport import ChunkTransport
+from kvnet.exchange.turns import Turns, turn_key
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
@@ -41,7 +43,9 @@ class Fetched:
         fetched_bytes: their bytes.
         seconds: from the first request to published.
         delivered: what each peer delivered.
-        held_chunks: chunks of what was wanted that were here before.
+        held_chunks: chunks of what was wanted that are here and came otherwise.
+        resumed_chunks: of these, those that an earlier fetch of the artifact brought.
+        meanwhile_chunks: of these, those that prompts fetched while this was under way.
     """
 
     record: ArtifactRecord
@@ -51,6 +55,8 @@ class Fetched:
     seconds: float
     delivered: dict[PeerId, Delivered]
     held_chunks: int = 0
+    resumed_chunks: int = 0
+    meanwhile_chunks: int = 0
 
 
 MAX_ROUNDS = 2
@@ -73,6 +79,7 @@ class ArtifactFetcher:
         locator: finds whoever has an artifact.
         scores: what is remembered of peers between fetches.
         tells: whether a peer tells members that it has an artifact; nobody does where nobody listens.
+        turns: copies give way to whoever waits for an answer.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class ArtifactFetcher:
         self._under_way: set[FetchJob] = set()
         self.locator = Locator(identity, sessions)
         self.scores = PeerScores()
+        self.turns = Turns()
         self.tells: Tells = lambda _namespace, _peer, _key: False
         self._news = News()
 
@@ -225,7 +233,8 @@ class ArtifactFetcher:
             progress: told after each chunk.
             tick_s: told too before the first, and whenever so many seconds have passed, with what each peer brings.
             purpose: what for; peers whose rate is limited serve first whoever waits for an answer. Copies and repairs
-                begin with what is rarest; a copy waits a while for peers when nobody is left to ask.
+                begin with what is rarest; a copy waits a while for peers when nobody is left to ask. Both give way to
+                prompts that are looking into the same artifact (`turns`).
             scope: cancelling it ends the fetching; what has arrived by then is kept and published. An interactive fetch
                 has it from the front; what others brought may have gaps, and prompts reuse it up to the first.
 
@@ -250,8 +259,14 @@ class ArtifactFetcher:
         job = FetchJob(located, work, token_ids, trio.current_time(), purpose, pinned=pinned)
         self._under_way.add(job)
         try:
+            get_missing = partial(self._get_missing, job, entries, scope, tick_s)
             with job.allowed:
-                await self._get_missing(job, entries, scope, tick_s)
+                if purpose is Purpose.INTERACTIVE:
+                    await get_missing()
+                else:
+                    await self.turns.copy(
+                        turn_key(located.namespace.id, located.keyed), get_missing, partial(self._put_down, job)
+                    )
             # Judged anew: what was to be trusted when it began may be revoked by now.
             self.locator.require_accepted(located.signed)
             return await self._publish(job)
@@ -276,6 +291,7 @@ class ArtifactFetcher:
         self, job: FetchJob, entries: Sequence[ChunkEntry], scope: trio.CancelScope | None, tick_s: float | None
     ) -> None:
         """Twice when need be: making room may take a chunk that was held when the first round began."""
+        job.work.gives_way = False
         with scope or trio.CancelScope() as patience:
             for _ in range(MAX_ROUNDS):
                 missing = await job.work.missing()
@@ -290,6 +306,21 @@ class ArtifactFetcher:
                     job.add(fetch.delivered)
         if patience.cancelled_caught and not job.work.begun:
             raise NotFoundError("peers were slower than computing", hint="Try again when a faster peer is up.")
+
+    async def _put_down(self, job: FetchJob) -> None:
+        """Let prompts have what a copy has brought; before its token ids are here that is of no use to them."""
+        job.work.gives_way = True
+        await job.work.missing()
+        await job.work.tell()
+        if not job.work.begun:
+            return
+        try:
+            tokens = await job.work.tokens()
+        except NotInStoreError:
+            return
+        self.locator.require_accepted(job.located.signed)
+        keys = self._keys(job.located, tokens)
+        await job.work.put_down(job.located.signed.envelope, keys=keys)
 
     async def _publish(self, job: FetchJob) -> Fetched:
         signed, work = job.located.signed, job.work
@@ -308,4 +339,6 @@ class ArtifactFetcher:
             seconds=trio.current_time() - job.started_s,
             delivered=job.delivered,
             held_chunks=work.held_chunks,
+            resumed_chunks=work.resumed_chunks,
+            meanwhile_chunks=work.meanwhile_chunks,
         )

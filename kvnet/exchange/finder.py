@@ -25,6 +25,7 @@ from kvnet.exchange.lookups import Lookups, OpenSession
 from kvnet.exchange.planning import Happened, Weigher, link_to, rate_words
 from kvnet.exchange.race import GRACE_S, PlannedRace, Race
 from kvnet.exchange.reuse import Lossy, held_tokens
+from kvnet.exchange.turns import turn_key
 from kvnet.format.fingerprint import Fingerprint
 from kvnet.format.hashes import ArtifactHash
 from kvnet.format.prefix import BLOCK_TOKENS, NO_PARENT, block_keys, next_key
@@ -263,11 +264,13 @@ class PrefixFinder:
         """Check one claim and fetch what the prompt needs of it; ``None`` when it does not hold, or not in time."""
         assert prompt.info.fingerprint is not None  # noqa: S101 - searched only with one
         key = (query.namespace.id, candidate.artifact, prompt.info.fingerprint.hash)
+        turn = turn_key(query.namespace.id, bytes(candidate.artifact))
         fetch_began_s = None
         try:
-            with self._flights.join(key) as flight:
+            with self._flights.join(key) as flight, self._fetcher.turns.first(turn) as clear:
                 checked: Checked | None = None
                 with trio.move_on_at(share.ends_s()) as scope:
+                    await clear()
                     checked = await self.claims.check(flight.showing, query, candidate, prompt, search)
                 if scope.cancelled_caught:
                     search.reasons.append("a peer that claimed a prefix did not show it in time")

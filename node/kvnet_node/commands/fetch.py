@@ -65,12 +65,20 @@ def _render(result: FetchResult) -> str:
     size = f"{format_counted(result.tokens, 'token')}, {format_bytes(result.bytes)} in {chunks}"
     fetched = (
         "already here"
-        if result.complete and not result.fetched_chunks
+        if result.complete and not result.fetched_chunks and not result.meanwhile_chunks
         else f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
     )
     lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {result.signer}"]
-    if result.resumed_chunks:
-        lines.append(f"{format_counted(result.resumed_chunks, 'chunk')} of {format_count(result.chunks)} were here")
+    otherwise = {
+        "were here from an earlier fetch": result.resumed_chunks,
+        "were here as part of other artifacts": result.shared_chunks,
+        "came for prompts meanwhile": result.meanwhile_chunks,
+    }
+    lines += [
+        f"{format_counted(count, 'chunk')} of {format_count(result.chunks)} {words}"
+        for words, count in otherwise.items()
+        if count
+    ]
     return "\n".join([*lines, *map(_part, result.providers)])
 
 

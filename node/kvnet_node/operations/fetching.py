@@ -106,11 +106,7 @@ async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *,
     async def progress(event: FetchProgress) -> None:
         nonlocal said
         if event.held_chunks and not said:
-            ctx.note(
-                resumed_text(event.held_chunks, event.held_chunks + event.total_chunks),
-                held_chunks=event.held_chunks,
-                held_bytes=event.held_bytes,
-            )
+            ctx.note(held_text(event), held_chunks=event.held_chunks, held_bytes=event.held_bytes)
         said = True
         ctx.emit(_shown(event, names))
 
@@ -147,6 +143,8 @@ def _shown(event: FetchProgress, names: Mapping[PeerId, str]) -> Progress:
 def shown_text(event: FetchProgress) -> str:
     """How far it is, in words."""
     verified = f"{event.held_chunks + event.done_chunks}/{event.held_chunks + event.total_chunks} chunks verified"
+    if event.gives_way:
+        return f"{verified}; a prompt gets what it needs of it first"
     return f"{verified}; waiting for a peer that has the rest" if event.waiting else verified
 
 
@@ -155,9 +153,13 @@ def _finite(rate_bytes_s: float) -> float:
     return rate_bytes_s if math.isfinite(rate_bytes_s) else 0.0
 
 
-def resumed_text(held_chunks: int, n_chunks: int) -> str:
-    """What a fetch did not have to bring."""
-    return f"resumed: {held_chunks:,} of {n_chunks:,} chunks were here"
+def held_text(event: FetchProgress) -> str:
+    """What a fetch does not have to bring, and why."""
+    n_chunks, shared = event.held_chunks + event.total_chunks, event.held_chunks - event.resumed_chunks
+    if not event.resumed_chunks:
+        return f"{shared:,} of {n_chunks:,} chunks are here as part of other artifacts"
+    resumed = f"resumed: {event.resumed_chunks:,} of {n_chunks:,} chunks were here"
+    return f"{resumed}, and {shared:,} as part of other artifacts" if shared > 0 else resumed
 
 
 async def _finish(
@@ -191,6 +193,7 @@ async def _finish(
             n_bytes=fetched.fetched_bytes,
         )
     model, model_here = await needed_model(services, record.manifest.fingerprint.hash)
+    resumed, shared, meanwhile = here_otherwise(fetched)
     return r.FetchResult(
         model=model,
         model_here=model_here,
@@ -205,8 +208,21 @@ async def _finish(
         complete=record.complete,
         tokens=record.manifest.n_tokens,
         fetched_bytes=fetched.fetched_bytes if fetched is not None else 0,
-        resumed_chunks=fetched.held_chunks if fetched is not None and fetched.fetched_chunks else 0,
+        resumed_chunks=resumed,
+        shared_chunks=shared,
+        meanwhile_chunks=meanwhile,
     )
+
+
+def here_otherwise(fetched: Fetched | None) -> tuple[int, int, int]:
+    """How many chunks were here from an earlier fetch, as part of other artifacts, and came for prompts meanwhile.
+
+    Where all of it was here, nothing is to be said.
+    """
+    if fetched is None or not (fetched.fetched_chunks or fetched.meanwhile_chunks):
+        return 0, 0, 0
+    shared = fetched.held_chunks - fetched.resumed_chunks - fetched.meanwhile_chunks
+    return fetched.resumed_chunks, max(0, shared), fetched.meanwhile_chunks
 
 
 def _provided(node: ExchangeNode | None, peer: PeerId, each: Delivered, name: str) -> r.Provided:

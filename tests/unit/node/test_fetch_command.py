@@ -5,8 +5,8 @@ import pytest
 from kvnet.exchange.events import FetchProgress
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
-from kvnet_node.commands.fetch import _LEFT, _part, next_step
-from kvnet_node.operations.fetching import shown_text
+from kvnet_node.commands.fetch import _LEFT, _part, _render, next_step
+from kvnet_node.operations.fetching import held_text, shown_text
 from kvnet_node.operations.requests import FetchResult, Provided
 
 
@@ -31,6 +31,35 @@ def test_only_reasons_that_there_are_have_words() -> None:
 def test_fetch_that_nobody_serves_just_now_says_that_it_waits(waiting: bool, said: str) -> None:
     event = FetchProgress(10, 40, 1, 4, PeerId(b""), held_chunks=2, waiting=waiting)
     assert shown_text(event) == f"3/6 chunks verified{said}"
+
+
+def test_fetch_that_gives_way_to_a_prompt_says_so() -> None:
+    event = FetchProgress(10, 40, 1, 4, PeerId(b""), gives_way=True)
+    assert shown_text(event) == "1/4 chunks verified; a prompt gets what it needs of it first"
+
+
+@pytest.mark.parametrize(
+    ("held", "resumed", "said"),
+    [
+        (3, 3, "resumed: 3 of 10 chunks were here"),
+        (2, 0, "2 of 10 chunks are here as part of other artifacts"),
+        (5, 3, "resumed: 3 of 10 chunks were here, and 2 as part of other artifacts"),
+    ],
+)
+def test_chunks_that_are_here_otherwise_are_not_called_resumed(held: int, resumed: int, said: str) -> None:
+    event = FetchProgress(0, 70, 0, 10 - held, PeerId(b""), held_chunks=held, resumed_chunks=resumed)
+    assert held_text(event) == said
+
+
+def test_what_did_not_have_to_come_is_told_by_why() -> None:
+    result = FetchResult(
+        "bafyr4i", 1, 10, 4, 1.0, [], "kvpub1", "", complete=True, resumed_chunks=3, shared_chunks=2, meanwhile_chunks=1
+    )
+    assert _render(result).splitlines()[2:] == [
+        "3 chunks of 10 were here from an earlier fetch",
+        "2 chunks of 10 were here as part of other artifacts",
+        "1 chunk of 10 came for prompts meanwhile",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,10 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         complete: every chunk is held.
         tokens: tokens of the artifact.
         fetched_bytes: bytes that came over the network now.
-        resumed_chunks: chunks that were here before, from an earlier fetch or another artifact; 0 when there was
+        resumed_chunks: chunks that an earlier fetch of it had brought; this and the next two are 0 when there was
             nothing to fetch.
+        shared_chunks: chunks that were here as part of other artifacts.
+        meanwhile_chunks: chunks that came for prompts while it was under way.
         model: what the model it was computed with is called, by this node or a peer; "" when nobody says.
         model_here: "yes", "no", or, while models are here that were never loaded, "likely" when one of them is called
             as the needed one, else "perhaps".
@@ -257,5 +259,7 @@ class FetchResult(Result, frozen=True, tag="fetch"):
     tokens: int = 0
     fetched_bytes: int = 0
     resumed_chunks: int = 0
+    shared_chunks: int = 0
+    meanwhile_chunks: int = 0
     model: str = ""
     model_here: str = "yes"
