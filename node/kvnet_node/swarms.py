@@ -220,8 +220,8 @@ class SwarmFiles:
         self._on_disk.write(self._on_disk.kept(old.id), old)
         return old.id
 
-    def leave(self, name: str) -> Namespace:
-        """Forget a swarm and its secrets.
+    def leavable(self, name: str) -> Namespace:
+        """The swarm of a name, which can be left.
 
         Raises:
             UsageError: no swarm of that name, or ``mine``.
@@ -234,6 +234,15 @@ class SwarmFiles:
         swarm = self.named(name)
         if swarm is None:
             raise no_swarm(name)
+        return swarm
+
+    def leave(self, name: str) -> Namespace:
+        """Forget a swarm and its secrets.
+
+        Raises:
+            UsageError: no swarm of that name, or ``mine``.
+        """
+        swarm = self.leavable(name)
         self._on_disk.remove(self._files[swarm.id][0])
         self._write_known({each: known for each, known in self._known.items() if each != swarm.id.hex()})
         self.load()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def added(kvnet: Kvnet, name: str, tokens: range = range(600)) -> str:
     return artifact_text(made.hash)
 
 
-def offered(kvnet: Kvnet, *names: str) -> dict[str, dict[str, object]]:
+def offered(kvnet: Kvnet, *names: str) -> dict[str, dict[str, Any]]:
     """What members hold by name, once exactly these are there."""
     seen = kvnet.until(lambda found: sorted(e["name"] for e in found["offered"]) == sorted(names), "list", "--peers")
     return {each["name"]: each for each in seen["offered"]}
@@ -72,7 +73,7 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
     entry = offered(other, "project")["project"]
     assert (entry["swarm"], entry["tokens"], entry["version"], entry["here"]) == ("team", 600, 1, False)
     assert entry["signer"] == kvnet.json("key", "show")["publisher"]
-    assert entry["holders"]
+    assert [each["state"] for each in entry["holders"]] == ["serving"]
     assert entry["refused"] == ""
     shown = other("list", "--peers")
     assert "project@1" in shown.stdout
@@ -93,6 +94,27 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
     assert third.json("peers", address)["peers"][0]["member"] is False
     assert third.json("list", "--peers")["offered"] == []
     assert third("fetch", "project", "--from", address).code == 2
+
+    # Who left is not taken for somebody to fetch from, and who was removed learns it wherever it looks.
+    kvnet.json("node", "stop")
+    other.until(lambda found: [each["state"] for each in holders(found)] == ["away"], "list", "--peers")
+    kvnet.start()
+    other.until(lambda found: [each["state"] for each in holders(found)] == ["serving"], "list", "--peers")
+    assert "expected a swarm of this node, found 'nosuch'" in other("leave", "nosuch").stderr
+    kvnet.json("swarm", "remove", "bob", "--swarm", "team", "--yes")
+    other.watch(lambda found: found["removed"] == ["team"], "status")
+    for verb in (("status",), ("peers",), ("list", "--peers"), ("swarm", "list")):
+        told = other(*verb)
+        assert "this machine was removed from team" in told.stderr, verb
+        assert "project" not in told.stdout, verb
+    late = other("share", "project", "--to", "team")
+    assert (late.code, "which it was removed from" in late.stderr) == (2, True)
+    assert "had removed this machine before" in other("leave", "team", "--yes").stderr
+
+
+def holders(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The machines that hold what is listed."""
+    return [holder for entry in found["offered"] for holder in entry["holders"]]
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvnet_node.commands.matching import render_peer_models, render_peers
+from kvnet_node.commands.swarms import removed_text
 from kvnet_node.invocation import Context
 from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import (
@@ -78,9 +79,10 @@ def _render_stop(result: StopResult) -> str:
 def status(*, context: Context) -> None:
     """Show how this node is; with --verbose what it has counted since its start, too."""
     output = context.output
-    output.result(
-        context.run("status", StatusRequest(), StatusResult), lambda found: render_status(found, counted=output.verbose)
-    )
+    found = context.run("status", StatusRequest(), StatusResult)
+    output.result(found, lambda shown: render_status(shown, counted=output.verbose))
+    if found.removed:
+        output.message(removed_text(found.removed))
 
 
 def _render_writes(writes: WritesEntry) -> str:
@@ -167,6 +169,8 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
             if result.discovery
             else "no peers connected, and no node runs here: kvnet node start"
         )
+    if result.removed:
+        context.output.message(removed_text(result.removed))
     if result.discovery and not result.neighbours and not models:
         context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")
 

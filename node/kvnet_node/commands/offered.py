@@ -1,25 +1,41 @@
 """``kvnet list --peers``: what members of this node's swarms hold, and may be fetched."""
 
+import time
+
+from kvnet_node.commands.swarms import removed_text
 from kvnet_node.invocation import Invocation
-from kvnet_node.operations.requests import OfferedEntry, OfferedRequest, OfferedResult
-from kvnet_node.output import columns, format_bytes, format_count, format_counted
+from kvnet_node.operations.requests import HolderEntry, OfferedEntry, OfferedRequest, OfferedResult
+from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds
 
 
 def list_offered(context: Invocation, swarm: str, *, everything: bool) -> None:
     """Show what members hold."""
     result = context.run("list peers", OfferedRequest(swarm, everything), OfferedResult)
     context.output.result(result, render_offered)
+    for line in remarks(result, swarm):
+        context.output.message(line)
+
+
+def remarks(result: OfferedResult, swarm: str = "") -> list[str]:
+    """What to do with what was listed, and why something is not in it."""
+    lines = []
     if result.unnamed:
         unnamed = format_counted(result.unnamed, "artifact")
-        context.output.message(f"and {unnamed} in mine without a name: kvnet list --peers --all")
-    named = [each for each in result.offered if each.name]
-    if named:
-        context.output.message("kvnet fetch NAME gets one; a hash where a name is there twice")
+        lines.append(f"and {unnamed} in mine without a name: kvnet list --peers --all")
+    states = [_state(each) for each in result.offered]
+    if any(each.name and state != "away" for each, state in zip(result.offered, states, strict=True)):
+        lines.append("kvnet fetch NAME gets one; a hash where a name is there twice")
+    if "away" in states:
+        lines.append("away: nobody who holds it is connected and serving; it can be fetched when one of them is back")
+    gone = [each for each in result.removed if swarm in {"", each}]
+    if gone:
+        lines.append(removed_text(gone))
     elif not result.offered:
-        context.output.message(
+        lines.append(
             "members share nothing that is known here yet: kvnet peers shows who is connected, "
             "kvnet share NAME --to SWARM shares something of yours"
         )
+    return lines
 
 
 def render_offered(result: OfferedResult) -> str:
@@ -32,7 +48,7 @@ def render_offered(result: OfferedResult) -> str:
             format_bytes(entry.bytes),
             entry.model or "-",
             entry.signed_by or entry.signer or "-",
-            ", ".join(entry.holders),
+            ", ".join(map(_holder, entry.holders)),
             _state(entry),
             entry.artifact or "-",
         )
@@ -42,5 +58,19 @@ def render_offered(result: OfferedResult) -> str:
     return columns(rows, headers) if rows else ""
 
 
+def _holder(holder: HolderEntry) -> str:
+    if holder.state == "serving":
+        return holder.name
+    if holder.state != "away":
+        return f"{holder.name} ({holder.state})"
+    if not holder.seen:
+        return f"{holder.name} (away)"
+    return f"{holder.name} (seen {format_seconds(max(0.0, time.time() - holder.seen))} ago)"
+
+
 def _state(entry: OfferedEntry) -> str:
-    return "not used" if entry.refused else "here too" if entry.here else "-"
+    if entry.refused:
+        return "not used"
+    if entry.here:
+        return "here too"
+    return "ready" if any(each.state == "serving" for each in entry.holders) else "away"

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -26,6 +26,7 @@ from kvnet_node.operations.requests import (
     InviteResult,
     JoinRequest,
     JoinResult,
+    LeaveRequest,
     LeaveResult,
     MemberEntry,
     SwarmListResult,
@@ -215,21 +216,43 @@ def leave(swarm: str, /, *, yes: bool = False, context: Context) -> None:
         swarm: its name, as kvnet swarm list shows it.
         yes: do not ask.
     """
-    if not yes and swarm != "mine":
-        require_terminal("that this machine leaves a swarm", f"kvnet leave {swarm} --yes")
-        confirm(
-            context,
-            f"this machine forgets the secrets of {swarm}; coming back takes a new invitation. Leave it?",
-            "not left",
-        )
-    result = context.run("leave", SwarmRequest(swarm), LeaveResult)
+    if not yes:
+        seen = context.run("leave", LeaveRequest(swarm, dry_run=True), LeaveResult)
+        require_terminal("that this machine leaves a swarm", f"kvnet leave {shlex.quote(swarm)} --yes")
+        confirm(context, f"{leaving_text(seen)} Leave it?", "not left")
+    result = context.run("leave", LeaveRequest(swarm), LeaveResult)
     context.output.result(result, lambda _: "")
+    context.output.message(left_text(result))
+
+
+def leaving_text(seen: LeaveResult) -> str:
+    """What leaving a swarm will mean."""
+    if seen.role == "removed":
+        return f"this machine was removed from {seen.swarm}; it forgets what it has of its secrets."
+    back = "coming back takes a new invitation."
+    if seen.role == "founder" and seen.others:
+        back = (
+            f"it is the founder: afterwards nobody can remove any of the {format_counted(seen.others, 'other member')}."
+        )
+    return f"this machine forgets the secrets of {seen.swarm}; {back}"
+
+
+def left_text(result: LeaveResult) -> str:
+    """What leaving a swarm has meant, and what others still see."""
     held = format_counted(result.artifacts, "artifact")
     more = f"; {held} of it here may be evicted now" if result.artifacts else ""
-    context.output.message(
-        f"left {result.swarm}{more}\nuntil the founder runs {elsewhere('kvnet swarm remove')}, "
-        f"others still list this machine"
-    )
+    if result.role == "removed":
+        after = "its members had removed this machine before"
+    elif not result.others:
+        after = "nobody else was in it"
+    elif not result.founder:
+        after = "its other members still list this machine, its founder, and nobody can remove members any more"
+    else:
+        after = (
+            f"until its founder, {escape(result.founder)}, runs {elsewhere('kvnet swarm remove')}, "
+            "others still list this machine"
+        )
+    return f"left {result.swarm}{more}\n{after}"
 
 
 def list_swarms(*, context: Context) -> None:
@@ -244,15 +267,18 @@ def list_swarms(*, context: Context) -> None:
 
     found = context.run("swarm list", SwarmRequest(), SwarmListResult)
     context.output.result(found, render)
-    gone = removed_text(found)
+    gone = [each.name for each in found.swarms if each.role == "removed"]
     if gone:
-        context.output.message(gone)
+        context.output.message(removed_text(gone))
 
 
-def removed_text(found: SwarmListResult) -> str:
-    """What it means that this machine was removed from some of them; empty when it was from none."""
-    gone = ", ".join(each.name for each in found.swarms if each.role == "removed")
-    return gone and f"this machine was removed from {gone}: it finds nothing new there until it joins anew"
+def removed_text(swarms: Sequence[str]) -> str:
+    """What it means that this machine was removed from some swarms."""
+    leave = "".join(f"; kvnet leave {shlex.quote(each)} forgets it" for each in swarms if each != "mine")
+    return (
+        f"this machine was removed from {', '.join(swarms)}: it finds nothing new there until it joins with a new "
+        f"invitation{leave}"
+    )
 
 
 def members(swarm: str = "mine", /, *, context: Context) -> None:

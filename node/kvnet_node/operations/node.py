@@ -20,6 +20,7 @@ from kvnet_node.operations.requests import (
     StopResult,
     WritesEntry,
 )
+from kvnet_node.operations.swarms import removed_from
 from kvnet_node.services import Services
 from kvnet_node.writes import Writes
 
@@ -58,6 +59,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
         writes=None if services.config.ram_only else _writes(services.writes),
         live=await _live(services.engines.engines()),
         not_serving=_not_serving(services),
+        removed=removed_from(services),
         pause_left_s=left_s if 0 < (left_s := services.pause.left_s(time.time())) < math.inf else None,
     )
 

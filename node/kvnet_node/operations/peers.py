@@ -22,6 +22,7 @@ from kvnet_node.operations.requests import (
     PeersRequest,
     PeersResult,
 )
+from kvnet_node.operations.swarms import removed_from
 from kvnet_node.services import Services
 
 ANSWER_S = 10.0
@@ -42,6 +43,7 @@ async def peers(context: OperationContext, request: PeersRequest) -> PeersResult
         neighbour_entries(services),
         discovery=around.discovery if around is not None else "",
         remembered=around.remembered() if around is not None else 0,
+        removed=removed_from(services),
     )
 
 

@@ -13,6 +13,7 @@ from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.shared import tell_name
+from kvnet_node.operations.swarms import removed_from
 from kvnet_node.operations.targets import held_artifact, resolve_version
 from kvnet_node.services import Services
 from kvnet_node.swarms import no_swarm
@@ -80,4 +81,9 @@ def _target(services: Services, swarm: str) -> Namespace:
     namespace = services.identity.swarms.named(swarm)
     if namespace is None:
         raise no_swarm(swarm)
+    if swarm in removed_from(services):
+        raise UsageError(
+            f"expected a swarm that this machine is in, found {swarm}, which it was removed from",
+            hint="joining anew takes a new invitation",
+        )
     return namespace

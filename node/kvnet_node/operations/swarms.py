@@ -106,17 +106,30 @@ async def _why_unreached(error: PeerUnreachableError, addresses: Sequence[str]) 
     return unreached(reaches, online=is_online(), platform=sys.platform)
 
 
-async def leave(ctx: OperationContext, request: r.SwarmRequest) -> r.LeaveResult:
+async def leave(ctx: OperationContext, request: r.LeaveRequest) -> r.LeaveResult:
     """Forget a swarm; what is held of it is kept from eviction no longer."""
     services = ctx.services
-    left = await services.memberships.leave(request.swarm)
+    swarm = services.identity.swarms.leavable(request.swarm)
     held = [
-        record for record in await services.lane.run(services.store.artifacts) if record.manifest.namespace == left.id
+        record for record in await services.lane.run(services.store.artifacts) if record.manifest.namespace == swarm.id
     ]
+    roster = services.memberships.rosters.roster(swarm.id)
+    own = {key.public for key in services.identity.publisher_keys()}
+    founder = roster.founder if roster is not None and roster.founder not in own else b""
+    result = r.LeaveResult(
+        swarm.name,
+        len(held),
+        _own_role(services, roster),
+        len(_others(services, roster, frozenset(), away=True)) if roster is not None else 0,
+        names_of(roster.members.values())[founder] if roster is not None and founder else "",
+    )
+    if request.dry_run:
+        return result
+    await services.memberships.leave(swarm.name)
     for record in held:
         if record.pinned:
             await services.lane.run(services.store.unpin, record.hash)
-    return r.LeaveResult(request.swarm, len(held))
+    return result
 
 
 async def list_swarms(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmListResult:  # noqa: ARG001
@@ -140,6 +153,13 @@ async def list_swarms(ctx: OperationContext, request: r.SwarmRequest) -> r.Swarm
     return r.SwarmListResult(entries)
 
 
+def removed_from(services: Services) -> list[str]:
+    """The names of the swarms that this machine was a member of and is in no longer; it may be ``mine``."""
+    files, rosters = services.identity.swarms, services.memberships.rosters
+    known = [(each.name, rosters.roster(each.id)) for each in (files.mine, *files.swarms())]
+    return [name for name, roster in known if _own_role(services, roster) == "removed"]
+
+
 def _own_role(services: Services, roster: Roster | None) -> str:
     if roster is None:
         return "alone"
@@ -152,8 +172,7 @@ async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMemb
     """Who is in a namespace."""
     services = ctx.services
     namespace, roster = services.memberships.roster_of(request.swarm or MINE)
-    seen = await services.lane.run(PeerStore(services.paths.peers_file).load)
-    seen_s = {bytes(each.peer): each.seen_s for each in seen}
+    seen = await seen_s(services)
     here = connected(services, namespace)
     own = {key.public for key in services.identity.publisher_keys()}
     names = names_of(roster.members.values())
@@ -164,7 +183,7 @@ async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMemb
             publisher=publisher_text(each.publisher),
             role=each.role,
             invited_by=names.get(each.invited_by, ""),
-            seen=max((seen_s.get(peer, 0.0) for peer in each.peers), default=0.0),
+            seen=max((seen.get(peer, 0.0) for peer in each.peers), default=0.0),
             connected=not here.isdisjoint(each.peers),
             own=each.publisher in own,
             peers=[peer_text(PeerId(peer)) for peer in each.peers],
@@ -172,6 +191,12 @@ async def members(ctx: OperationContext, request: r.SwarmRequest) -> r.SwarmMemb
         for each in roster.members.values()
     ]
     return r.SwarmMembersResult(namespace.name, entries)
+
+
+async def seen_s(services: Services) -> dict[bytes, float]:
+    """When members were last connected, in seconds since 1970, by raw peer id."""
+    seen = await services.lane.run(PeerStore(services.paths.peers_file).load)
+    return {bytes(each.peer): each.seen_s for each in seen}
 
 
 async def remove(ctx: OperationContext, request: r.SwarmRemoveRequest) -> r.SwarmRemoveResult:

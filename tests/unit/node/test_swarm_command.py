@@ -1,14 +1,34 @@
-"""What ``kvnet swarm list`` says beside its table."""
+"""What is said to somebody who leaves a swarm, or was removed from one."""
 
-from kvnet_node.commands.swarms import removed_text
-from kvnet_node.operations.requests import SwarmEntry, SwarmListResult
+import pytest
 
-
-def listed(*roles: str) -> SwarmListResult:
-    return SwarmListResult([SwarmEntry(f"s{number}", "00", role, 2, 0, 0) for number, role in enumerate(roles)])
+from kvnet_node.commands.swarms import leaving_text, left_text, removed_text
+from kvnet_node.operations.requests import LeaveResult
 
 
 def test_who_was_removed_is_told_what_that_means() -> None:
-    assert removed_text(listed("founder", "device", "alone")) == ""
-    told = removed_text(listed("founder", "removed", "removed"))
-    assert told == "this machine was removed from s1, s2: it finds nothing new there until it joins anew"
+    told = removed_text(["mine", "team"])
+    assert told.startswith("this machine was removed from mine, team: it finds nothing new there until it joins")
+    assert (told.count("kvnet leave"), "kvnet leave team forgets it" in told) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("left", "said", "unsaid"),
+    [
+        (LeaveResult("team", 2, "removed", 2, "vm"), "had removed this machine before", "founder"),
+        (LeaveResult("team", 0, "colleague", 2, "vm"), "until its founder, vm, runs", "evicted"),
+        (LeaveResult("team", 1, "founder", 2), "nobody can remove members any more", "until"),
+        (LeaveResult("team", 0, "founder", 0), "nobody else was in it", "founder"),
+        (LeaveResult("team", 0, "alone", 0), "nobody else was in it", "founder"),
+    ],
+)
+def test_what_others_see_after_it_was_left_depends_on_who_left(left: LeaveResult, said: str, unsaid: str) -> None:
+    text = left_text(left)
+    assert (said in text, unsaid in text) == (True, False)
+    assert text.startswith("left team; 1 artifact of it" if left.artifacts == 1 else "left team")
+
+
+def test_a_founder_is_told_before_what_nobody_can_do_afterwards() -> None:
+    assert "nobody can remove any of the 2 other members" in leaving_text(LeaveResult("team", 0, "founder", 2))
+    assert "new invitation" in leaving_text(LeaveResult("team", 0, "colleague", 2, "vm"))
+    assert "was removed from team" in leaving_text(LeaveResult("team", 0, "removed", 2, "vm"))

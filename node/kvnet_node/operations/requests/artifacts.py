@@ -46,6 +46,22 @@ class OfferedRequest(Request, frozen=True):
     all: bool = False
 
 
+class HolderEntry(msgspec.Struct, frozen=True):
+    """A machine that holds something.
+
+    Attributes:
+        name: what it is called, else the end of its peer id.
+        peer: peer id text.
+        state: "serving", "paused" or "leaving" as it says itself; "away" when it is not connected.
+        seen: when it was last connected, in seconds since 1970; 0 when that is not known.
+    """
+
+    name: str
+    peer: str
+    state: str
+    seen: float = 0.0
+
+
 class OfferedEntry(msgspec.Struct, frozen=True):
     """An artifact that members say they hold.
 
@@ -58,7 +74,7 @@ class OfferedEntry(msgspec.Struct, frozen=True):
         model: what the model it was computed with is called, or "".
         signer: publisher text of who gave the name, or signed it; "" when not known.
         signed_by: what that member is called, or "".
-        holders: what the machines that hold it are called.
+        holders: the machines that hold it; it can be fetched now when one of them is serving.
         here: it is in this store too.
         refused: why this node would not use it; "" when it would, or that is not known yet.
     """
@@ -73,16 +89,22 @@ class OfferedEntry(msgspec.Struct, frozen=True):
     model: str
     signer: str
     signed_by: str
-    holders: list[str]
+    holders: list[HolderEntry]
     here: bool
     refused: str = ""
 
 
 class OfferedResult(Result, frozen=True, tag="list peers"):
-    """What members hold; ``unnamed`` artifacts in ``mine`` are counted alone."""
+    """What members hold.
+
+    Attributes:
+        unnamed: artifacts in ``mine`` without a name, which are counted alone.
+        removed: swarms that this machine was removed from; nothing of theirs can be had.
+    """
 
     offered: list[OfferedEntry]
     unnamed: int = 0
+    removed: list[str] = []
 
 
 class ArtifactRequest(Request, frozen=True):

@@ -82,6 +82,7 @@ class StatusResult(Result, frozen=True, tag="status"):
     live: list[LiveEntry] = []
     not_serving: str = ""
     pause_left_s: float | None = None
+    removed: list[str] = []
 
 
 class StopRequest(Request, frozen=True):
@@ -160,6 +161,7 @@ class PeersResult(Result, frozen=True, tag="peers"):
         neighbours: nodes on the local network, connected or not.
         discovery: where neighbours are looked for, or why not; "" when no node runs.
         remembered: members met before, which are reached again without an address.
+        removed: swarms that this machine was removed from.
     """
 
     peers: list[PeerEntry]
@@ -167,6 +169,7 @@ class PeersResult(Result, frozen=True, tag="peers"):
     neighbours: list[NeighbourEntry] = []
     discovery: str = ""
     remembered: int = 0
+    removed: list[str] = []
 
 
 class SelftestRequest(Request, frozen=True):

@@ -187,15 +187,32 @@ class SwarmRemoveResult(Result, frozen=True, tag="swarm remove"):
     let_in: list[str] = []
 
 
-class LeaveResult(Result, frozen=True, tag="leave"):
-    """A swarm was left.
+class LeaveRequest(Request, frozen=True):
+    """Leave a swarm.
 
     Attributes:
-        artifacts: held here, which nothing keeps from being evicted now.
+        dry_run: leave nothing; say only what leaving means.
+    """
+
+    swarm: str
+    dry_run: bool = False
+
+
+class LeaveResult(Result, frozen=True, tag="leave"):
+    """A swarm was left, or would be.
+
+    Attributes:
+        artifacts: held here, which nothing keeps from being evicted afterwards.
+        role: this machine's until then: founder, colleague, "removed", or "alone" where nobody was ever invited.
+        others: members besides this machine.
+        founder: what the founder is called; "" when it is this machine, or there is none.
     """
 
     swarm: str
     artifacts: int
+    role: str = ""
+    others: int = 0
+    founder: str = ""
 
 
 class ShareRequest(Request, frozen=True):
