@@ -22,7 +22,10 @@ from kvnet_node.operations.requests import (
     VerifyRequest,
     VerifyResult,
 )
-from kvnet_node.output import columns, format_bytes, format_count, format_counted, pairs
+from kvnet_node.output import columns, escape, format_bytes, format_count, format_counted, pairs
+
+MAX_NEEDED_BY = 3
+"""Artifacts that are named which need what was removed; the rest is counted."""
 
 All = Annotated[bool, Parameter(name="--all")]
 
@@ -186,7 +189,7 @@ def render_removed(result: RemoveResult) -> str:
     gone = ", ".join(result.names)
     if result.removed:
         line = f"removed {f'{gone} and its artifact ' if gone else ''}{result.artifact}"
-        lines = [f"{line}, freed {format_bytes(result.freed_bytes)}"]
+        lines = [f"{line}, freed {format_bytes(result.freed_bytes)}{_why_it_stays(result)}"]
     elif result.kept_by:
         lines = [f"removed the name {gone}; its artifact stays, as {', '.join(result.kept_by)}"]
     else:
@@ -199,6 +202,18 @@ def render_removed(result: RemoveResult) -> str:
         verb = "remains" if len(result.remaining) == 1 else "remain"
         lines.append(f"{', '.join(result.remaining)} {verb}")
     return "\n".join(lines)
+
+
+def _why_it_stays(result: RemoveResult) -> str:
+    """Bytes of it that are held still, and for whom; "" when there are none."""
+    if not result.stays_bytes:
+        return ""
+    stays = f"; {format_bytes(result.stays_bytes)} of it stay"
+    if not result.needed_by:
+        return f"{stays} while something reads them"
+    first, more = result.needed_by[:MAX_NEEDED_BY], len(result.needed_by) - MAX_NEEDED_BY
+    others = f" and {format_counted(more, 'other')}" if more > 0 else ""
+    return f"{stays}, as part of {'; '.join(map(escape, first))}{others}"
 
 
 def collect_garbage(*, all_: All = False, context: Context) -> None:

@@ -1,12 +1,10 @@
 """Operations on artifacts that are held here: list, show, verify, pin, unpin, remove, collect garbage."""
 
-import msgspec
-
 from kvnet.errors import IntegrityError, NotInStoreError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.protocol.escaping import escape_text
-from kvnet.store.interface import ArtifactRecord, Store
-from kvnet.store.names import NameBook, NamedVersion
+from kvnet.store.interface import ArtifactRecord
+from kvnet.store.names import NamedVersion
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.policy import Refusal, TrustPolicy
@@ -15,8 +13,7 @@ from kvnet_node.calling import Names
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.peer_names import known_names
-from kvnet_node.operations.removing import remove_everywhere
-from kvnet_node.operations.targets import held_artifact, resolve_version
+from kvnet_node.operations.targets import held_artifact
 from kvnet_node.samples import model_names
 from kvnet_node.services import Services
 
@@ -258,52 +255,6 @@ async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResul
     artifact = (await held_artifact(ctx.services, request.target)).hash
     await ctx.services.lane.run(ctx.services.store.unpin, artifact)
     return r.PinResult(artifact_text(artifact), pinned=False)
-
-
-async def remove(ctx: OperationContext, request: r.RemoveRequest) -> r.RemoveResult:
-    """Remove what a text means: a name's version, and its artifact with the last name; or a hash, with its names."""
-    services = ctx.services
-    meant = await resolve_version(services, request.target)
-    if request.everywhere:
-        return await remove_everywhere(services, meant)
-    result = await services.lane.run(remove_meant, services.store, services.names, meant)
-    if result.removed:
-        # Others need the lane meanwhile.
-        compacted_bytes = await services.background.run(services.store.compact)
-        result = msgspec.structs.replace(result, freed_bytes=result.freed_bytes + compacted_bytes)
-    if services.node is not None:
-        gone = (meant.artifact, *meant.others) if isinstance(meant, NamedVersion) else (meant,)
-        for artifact in gone:
-            if await services.lane.run(services.store.get, artifact) is None:
-                services.node.removed(artifact)
-    return result
-
-
-def remove_meant(store: Store, names: NameBook, meant: NamedVersion | ArtifactHash) -> r.RemoveResult:
-    """Remove the artifact, and its names last: whoever is killed in between says the same once more. Blocking.
-
-    Packs that others use in part are written anew by ``Store.compact`` afterwards.
-    """
-    if isinstance(meant, NamedVersion):
-        artifact = meant.artifact
-        left = {
-            each: [version for version in versions if version.text != meant.text]
-            for each, versions in names.by_artifact().items()
-        }
-        kept_by = [version.text for version in left.get(artifact, [])]
-        remaining = [each.text for versions in left.values() for each in versions if each.name == meant.name]
-        # What a name means may have been removed before.
-        doomed = not kept_by and store.get(artifact) is not None
-        # The same state in other codecs had no other name.
-        others = [each for each in meant.others if not left.get(each) and store.get(each) is not None]
-    else:
-        artifact, kept_by, remaining, others = meant, [], [], []
-        # A hash means what is held.
-        named = any(version.artifact == artifact for version in names.by_artifact().get(artifact, []))
-        doomed = not named or store.get(artifact) is not None
-    freed = sum(store.release(each) for each in ([artifact] if doomed else []) + others)
-    gone = names.remove(meant.name, meant.version) if isinstance(meant, NamedVersion) else names.forget(artifact)
-    return r.RemoveResult(artifact_text(artifact), gone, freed, doomed, kept_by, remaining)
 
 
 async def collect_garbage(ctx: OperationContext, request: r.CollectRequest) -> r.CollectResult:

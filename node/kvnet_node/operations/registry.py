@@ -67,7 +67,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),
         Operation("pin", r.ArtifactRequest, r.PinResult, "artifacts:pin"),
         Operation("unpin", r.ArtifactRequest, r.PinResult, "artifacts:unpin"),
-        Operation("rm", r.RemoveRequest, r.RemoveResult, "artifacts:remove"),
+        Operation("rm", r.RemoveRequest, r.RemoveResult, "removing:remove"),
         Operation("gc", r.CollectRequest, r.CollectResult, "artifacts:collect_garbage"),
         Operation("export", r.ExportRequest, r.ExportResult, "containers:export"),
         Operation("import", r.ImportRequest, r.ImportResult, "containers:import_container"),

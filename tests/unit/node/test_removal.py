@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 
 from kvnet.errors import NotInStoreError, StoreError
-from kvnet.format.hashes import artifact_text
+from kvnet.format.hashes import ChunkHash, artifact_text, short_text
 from kvnet.store.memory import MemoryStore
 from kvnet.store.names import NameBook, NamedVersion
 from kvnet_node.commands.artifacts import render_removed
-from kvnet_node.operations.artifacts import remove_meant
+from kvnet_node.operations.removing import remove_meant, what_stays
+from kvnet_node.operations.requests import RemoveResult
 from tests.unit.store.faults import FaultyFiles
 from tests.unit.store.samples import Sample, publish, sample
 
@@ -103,3 +104,33 @@ def test_a_removal_that_ends_half_way_is_finished_by_saying_it_again(store: Memo
         remove_meant(store, names, version)
     assert remove_meant(store, names, names.resolve("docs")).names == ["docs@1"]
     assert (names.names(), store.artifacts()) == ([], [])
+
+
+def chunks_of(artifact: Sample) -> dict[ChunkHash, int]:
+    return {entry.hash: entry.length_bytes for entry in artifact.entries}
+
+
+def test_what_others_need_of_it_stays_and_they_are_named(store: MemoryStore, names: NameBook) -> None:
+    team = bytes(NEW.manifest.namespace)
+    stays = remove_meant(store, names, OLD.hash), what_stays(store, names, chunks_of(OLD), {team: "team"})
+    shared = [each for each in chunks_of(OLD) if each in chunks_of(NEW)]
+    assert stays[1] == (sum(chunks_of(OLD)[each] for each in shared), [f"{short_text(NEW.hash)} in team"])
+    assert 0 < stays[1][0] < sum(chunks_of(OLD).values())
+    name(names, "docs", NEW)
+    assert what_stays(store, names, chunks_of(OLD), {team: "mine"})[1] == ["docs@1"]
+    remove_meant(store, names, NEW.hash)
+    assert what_stays(store, names, chunks_of(OLD), {}) == (0, [])
+
+
+def test_why_something_stays_is_said_beside_what_was_freed() -> None:
+    def said(stays_bytes: int, *needed_by: str) -> str:
+        return render_removed(
+            RemoveResult("bafyr4ia", ["docs@1"], 0, stays_bytes=stays_bytes, needed_by=list(needed_by))
+        )
+
+    assert said(0) == "removed docs@1 and its artifact bafyr4ia, freed 0 B"
+    assert said(617_000, "notes@2", "bafyr4ib in team").endswith(
+        "freed 0 B; 617 kB of it stay, as part of notes@2; bafyr4ib in team"
+    )
+    assert said(617_000, *"abcde").endswith("as part of a; b; c and 2 others")
+    assert said(617_000).endswith("617 kB of it stay while something reads them")

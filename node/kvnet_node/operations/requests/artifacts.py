@@ -217,6 +217,8 @@ class RemoveResult(Result, frozen=True, tag="rm"):
         remaining: other versions of the same name, each NAME@VERSION, the oldest first.
         told: other machines of the owner that were told to remove it and are connected.
         asleep: those that are not, and remove it when they wake.
+        stays_bytes: bytes of its chunks that stay.
+        needed_by: whose they are too: names, else short hash and scope; none where they are only in use just now.
     """
 
     artifact: str
@@ -227,6 +229,8 @@ class RemoveResult(Result, frozen=True, tag="rm"):
     remaining: list[str] = []
     told: list[str] = []
     asleep: list[str] = []
+    stays_bytes: int = 0
+    needed_by: list[str] = []
 
 
 class CollectRequest(Request, frozen=True):
