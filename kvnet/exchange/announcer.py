@@ -15,6 +15,7 @@ from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
 from kvnet.format.manifest import Manifest
 from kvnet.format.prefix import checkpoints
 from kvnet.network.interface import Network
+from kvnet.network.news import News
 from kvnet.protocol.announce import AnnouncedKey, AnnounceLimits, AnnounceMachine, AnnounceStatus
 from kvnet.protocol.ids import PeerId
 
@@ -104,7 +105,7 @@ class Announcer:
         self._keeper = keeper
         self._random = random
         self._wall_s = wall_s
-        self._changed = trio.Event()
+        self._changed = News()
         self._alone = False
         self._quiet = False
         self._here: frozenset[PeerId] = frozenset()
@@ -136,7 +137,7 @@ class Announcer:
     def add(self, keys: Iterable[bytes]) -> None:
         """Announce these too; the last is the newest."""
         self._machine.add(keys, trio.current_time())
-        self._wake()
+        self._changed.tell()
 
     def used(self, keys: Iterable[bytes]) -> None:
         """What these name was reused: they are announced sooner."""
@@ -153,7 +154,7 @@ class Announcer:
     def network_changed(self) -> None:
         """This node is reached in another way than before: everything is announced again."""
         self._machine.reconnected(trio.current_time())
-        self._wake()
+        self._changed.tell()
 
     @property
     def quiet(self) -> bool:
@@ -163,7 +164,7 @@ class Announcer:
     @quiet.setter
     def quiet(self, quiet: bool) -> None:
         self._quiet = quiet
-        self._wake()
+        self._changed.tell()
 
     def status(self) -> AnnounceStatus:
         """How announcing goes."""
@@ -177,9 +178,8 @@ class Announcer:
             nursery.start_soon(self._keep)
             while True:
                 deadline = None if self._quiet else self._machine.next_deadline()
-                changed = self._changed
                 with trio.move_on_at(deadline if deadline is not None else float("inf")) as scope:
-                    await changed.wait()
+                    await self._changed.wait()
                 if not scope.cancelled_caught:
                     continue
                 # The machine's clock may say "now" while nothing can be sent yet: at least one turn of the loop passes.
@@ -210,7 +210,7 @@ class Announcer:
             self._machine.announced(reported, n_peers, trio.current_time(), jitter=jitter)
             if n_peers == 0:
                 self._complain("an announcement reached nobody; %d did so far", self.status().failed)
-            self._wake()
+            self._changed.tell()
 
         try:
             await self._network.provide(key, report=report)
@@ -224,7 +224,7 @@ class Announcer:
             self._machine.checked(key, found=found, now=trio.current_time())
             if not found:
                 self._complain("announced, and not found by a lookup; %d were not so far", self.status().not_found)
-            self._wake()
+            self._changed.tell()
 
     async def _watch_network(self) -> None:
         """After there was nobody to tell, or when a peer has come, everything is due."""
@@ -234,11 +234,11 @@ class Announcer:
             here = frozenset(info.peer for info in self._network.connected())
             if is_routed and not was_routed:
                 self._machine.reconnected(trio.current_time())
-                self._wake()
+                self._changed.tell()
             elif here - self._here:
                 # A server that restarted has lost its records, and nothing tells it from one that is new.
                 self._machine.peers_came(trio.current_time())
-                self._wake()
+                self._changed.tell()
             was_routed, self._here = is_routed, here
             status = self.status()
             if status.falling_behind and is_routed:
@@ -279,7 +279,3 @@ class Announcer:
         if now >= self._complained.get(text, float("-inf")) + COMPLAINT_INTERVAL_S:
             self._complained[text] = now
             _log.warning(text, *figures)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

@@ -14,6 +14,7 @@ from kvnet.exchange.provider import Delivered, Provider
 from kvnet.exchange.transport import ChunkChannel, ChunkTransport
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.network.arrivals import BytesArrived, ChunkArrived, ChunkEvent
+from kvnet.network.news import News
 from kvnet.protocol.fetch import (
     ChunkVerified,
     Completed,
@@ -123,7 +124,7 @@ class ChunkFetch:
         self._paths: dict[PeerId, str] = {}
         self._began_s: dict[PeerId, float] = {}
         self._outcome = _Outcome()
-        self._changed = trio.Event()
+        self._changed = News()
         self._wakes_s = math.inf
 
     @property
@@ -170,9 +171,8 @@ class ChunkFetch:
             await self._apply(self._machine.start(trio.current_time()), nursery)
             while not self._machine.ended and self._outcome.sink_error is None:
                 self._wakes_s = self._deadline_s()
-                changed = self._changed
                 with trio.move_on_at(self._wakes_s) as scope:
-                    await changed.wait()
+                    await self._changed.wait()
                 # What arrives moves the deadline on without waking anybody.
                 if scope.cancelled_caught and self._deadline_s() <= trio.current_time():
                     await self._apply(self._machine.on_time(trio.current_time()), nursery)
@@ -209,8 +209,7 @@ class ChunkFetch:
         finally:
             # Also when the peer whose task this is was let go just now.
             if self._machine.ended or self._outcome.sink_error is not None or self._deadline_s() < self._wakes_s:
-                self._changed.set()
-                self._changed = trio.Event()
+                self._changed.tell()
 
     def _deadline_s(self) -> float:
         deadline = self._machine.next_deadline()

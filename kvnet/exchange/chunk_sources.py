@@ -10,6 +10,7 @@ from kvnet.exchange.locating import Located, Locator
 from kvnet.exchange.provider import Provider
 from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import LookupKey
+from kvnet.network.news import News
 from kvnet.protocol.have import HeldChunks
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.artifacts import GetHave, Have
@@ -22,22 +23,6 @@ LOOK_S = 1.0
 
 Tells = Callable[[Namespace, PeerId, LookupKey], bool]
 """Whether a peer tells members that it has what ends with this key."""
-
-
-class News:
-    """Wakes whoever waits for something to have happened."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def tell(self) -> None:
-        """It has."""
-        self._event.set()
-        self._event = trio.Event()
-
-    async def wait(self) -> None:
-        """Until it has, from now on."""
-        await self._event.wait()
 
 
 class ChunkSources:
@@ -82,9 +67,12 @@ class ChunkSources:
 
     async def arriving(self, join: Join) -> None:
         """Have providers join that were not there before, are in another session, or tell that they have it by now."""
+        opens = self._news.next
         while True:
             with trio.move_on_after(LOOK_S):
-                await self._news.wait()
+                await opens.wait()
+            # Taken before the look, which lets others run while it has providers join.
+            opens = self._news.next
             known, telling, now_s = self._known, self._telling, trio.current_time()
             sessions = self._sessions()
             there = [self._provider(each) for peer, each in sessions.items() if not self._scores.banned(peer, now_s)]

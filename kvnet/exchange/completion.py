@@ -23,6 +23,7 @@ from kvnet.exchange.claims import Search
 from kvnet.exchange.finder import PrefixFinder
 from kvnet.exchange.keeping import Keeper, ToKeep
 from kvnet.exchange.prefix_reuse import FetchPrefix, Prefix, PrefixReuse, Wanted
+from kvnet.network.news import News
 from kvnet.protocol.speeds import Machine
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Completer:
         self._used = used
         self._draining = False
         self._running = 0
-        self._idle = trio.Event()
+        self._idle = News()
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the running ones are answered and the keeper has drained."""
@@ -123,8 +124,7 @@ class Completer:
         finally:
             self._running -= 1
             if not self._running:
-                self._idle.set()
-                self._idle = trio.Event()
+                self._idle.tell()
 
     async def _complete(self, engine: Engine, asked: Asked) -> AsyncGenerator[Started | Body | Finished, None]:
         began_s = trio.current_time()

@@ -12,7 +12,7 @@ import trio
 
 from kvnet.errors import IntegrityError, KvnetError, NotFoundError, NotInStoreError
 from kvnet.exchange.chunk_fetch import ChunkFetch, Manner, Sink
-from kvnet.exchange.chunk_sources import ChunkSources, News, Tells
+from kvnet.exchange.chunk_sources import ChunkSources, Tells
 from kvnet.exchange.fetch_job import FetchJob, TokenIds, run_telling
 from kvnet.exchange.fetch_pack import FetchPack, ProgressCallback
 from kvnet.exchange.identity import Identity
@@ -24,6 +24,7 @@ from kvnet.exchange.turns import Turns, turn_key
 from kvnet.format.chunks import ChunkEntry, VerifiedChunk
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys, tokens_from_bytes
+from kvnet.network.news import News
 from kvnet.protocol.fetch import DropReason, FetchLimits
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.pace import Pace, Purpose

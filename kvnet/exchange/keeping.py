@@ -26,6 +26,7 @@ from kvnet.exchange.write_budget import WriteBudget, Writing
 from kvnet.format.codecs import Codec
 from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.prefix import block_keys
+from kvnet.network.news import News
 from kvnet.store.interface import ArtifactRecord, Store
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Keeper:
         self.lossy = Lossy.NEVER
         self._now = now
         self._waiting: list[ToKeep] = []
-        self._changed = trio.Event()
+        self._changed = News()
         self._running: trio.CancelScope | None = None
         self._closed = False
         self._counters: Counter[str] = Counter()
@@ -140,7 +141,7 @@ class Keeper:
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[0]
             self._counters["keep_dropped"] += 1
-        self._wake()
+        self._changed.tell()
 
     def created_tokens(self, engine: Engine, signals: Signals, reused_tokens: int) -> int:
         """Prompt tokens that will newly be kept, as far as it is known before the engine begins."""
@@ -198,7 +199,7 @@ class Keeper:
                     await self._keep(item)
             finally:
                 self._running = None
-                self._wake()
+                self._changed.tell()
 
     async def _keep(self, item: ToKeep) -> None:
         """Whatever goes wrong is counted: the request has been answered."""
@@ -287,10 +288,6 @@ class Keeper:
             if self._store.tokens_of(artifact) == tokens[: one.manifest.n_tokens]:
                 older.append(artifact)
         return older
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 def _contains(longer: ToKeep, shorter: ToKeep) -> bool:

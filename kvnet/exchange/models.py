@@ -20,6 +20,7 @@ from kvnet.exchange.session import PeerSession, expect
 from kvnet.format import cbor
 from kvnet.format.fingerprint import Producer, decode_fingerprint
 from kvnet.format.sample import decode_sample, sample_hash
+from kvnet.network.news import News, any_of
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.matching import ModelHere, ModelMatch, Packing, Relation, match_models, with_measured
 from kvnet.protocol.messages.control import Reply, Request
@@ -149,7 +150,7 @@ class ModelExchange:
         self._measured = measured
         self._wall_s = wall_s
         self._known: dict[PeerId, _Known] = {}
-        self._changed = trio.Event()
+        self._changed = News()
         self.unasked: Callable[[], bool] = lambda: True
         """Whether members may be asked that nobody here wanted to know of."""
         node.offer_capability(Capability.MODELS)
@@ -170,8 +171,7 @@ class ModelExchange:
 
     def changed(self) -> None:
         """This node has other models or samples than a moment ago: compare anew with everybody."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
 
     # --- what peers ask -----------------------------------------------------------------------------------------------
 
@@ -212,10 +212,10 @@ class ModelExchange:
             if not self.can_ask(session):
                 await trio.sleep_forever()
             while True:
-                changed, known.hint = self._changed, trio.Event()
+                changed, known.hint = self._changed.next, trio.Event()
                 heard = not self.unasked() or await self._refresh(session)
                 with trio.move_on_after(REFRESH_S if heard else RETRY_S):
-                    await _first(changed, known.hint)
+                    await any_of(changed, known.hint)
         finally:
             known.sessions -= 1
             if not known.sessions:
@@ -349,15 +349,3 @@ def _compare(ours: ModelHere, theirs: ModelHere, data: bytes) -> ModelMatch:
     if sample.producer != theirs.producer:
         raise MalformedError("sample: expected one by the producer that was told, found one by another")
     return match_models(ours, ModelHere(theirs.name, theirs.fingerprint, theirs.producer, theirs.packing, sample))
-
-
-async def _first(*events: trio.Event) -> None:
-    """Return when one of them is set."""
-    async with trio.open_nursery() as nursery:
-
-        async def wait(event: trio.Event) -> None:
-            await event.wait()
-            nursery.cancel_scope.cancel()
-
-        for event in events:
-            nursery.start_soon(wait, event)

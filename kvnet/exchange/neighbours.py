@@ -15,6 +15,7 @@ from kvnet.exchange.session import PeerSession
 from kvnet.network.dialing import connect_first
 from kvnet.network.interface import Network
 from kvnet.network.lan.records import Sighting
+from kvnet.network.news import News
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.handshake import PROTOCOL_VERSION
 
@@ -225,14 +226,14 @@ class Neighbours:
         self._table = NeighbourTable(network.peer_id, limits)
         self._since: dict[PeerId, float] = {}
         self._to_probe: set[PeerId] = set()
-        self._changed = trio.Event()
+        self._changed = News()
 
     def sighted(self, sighting: Sighting) -> None:
         """A neighbour is there. If it is connected from where it no longer is, that connection may be dead."""
         moved = self._table.sighted(sighting, trio.current_time())
         if moved and any(info.peer == sighting.peer for info in self._network.connected()):
             self._to_probe.add(sighting.peer)
-        self._wake()
+        self._changed.tell()
 
     def gone(self, name: str) -> None:
         """A service instance has gone."""
@@ -241,7 +242,7 @@ class Neighbours:
     def retry_all(self) -> None:
         """This machine is on another network, awake again, or in other namespaces: try everybody anew."""
         self._table.retry_all(trio.current_time())
-        self._wake()
+        self._changed.tell()
 
     def list(self) -> list[Neighbour]:
         """Who is there, and how it stands with them."""
@@ -269,9 +270,8 @@ class Neighbours:
                 self._to_probe.clear()
                 for peer in self._table.too_many(self._strangers(now_s), now_s):
                     nursery.start_soon(self._network.disconnect, peer)
-                changed = self._changed
                 with trio.move_on_after(LOOK_S):
-                    await changed.wait()
+                    await self._changed.wait()
 
     async def _dial(self, sighting: Sighting) -> None:
         failure = ""
@@ -286,7 +286,3 @@ class Neighbours:
         strangers = [each.peer for each in self.list() if each.state == "stranger" and each.peer not in self._keep]
         self._since = {peer: self._since.get(peer, now_s) for peer in strangers}
         return list(self._since.items())
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

@@ -8,6 +8,7 @@ import trio
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.statements import Statements
 from kvnet.format.hashes import ArtifactHash, LookupKey, PrefixKey
+from kvnet.network.news import News
 from kvnet.protocol.held import HeldArtifact
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.provider_pages import OwnPages, PageLimits, Telling, held_entry
@@ -85,7 +86,7 @@ class OwnTables:
         self._since: dict[ArtifactHash, _HeldHere | None] = {}
         self._addresses: tuple[str, ...] = ()
         self._policy: TrustPolicy | None = None
-        self._changed = trio.Event()
+        self._changed = News()
         self._level_bytes = float(TELL_BURST_BYTES)
         self._told_at = float("-inf")
         self.n_signed = 0
@@ -113,7 +114,7 @@ class OwnTables:
             if own.namespace.id == artifact.manifest.namespace and policy.may_serve(artifact.manifest):
                 own.pages.hold(*_entry(own.namespace, held))
         self._bound_since()
-        self._wake()
+        self._changed.tell()
 
     def drop(self, artifact: ArtifactHash) -> None:
         """An artifact is held no longer."""
@@ -122,7 +123,7 @@ class OwnTables:
         if self._held.pop(artifact, None) is not None:
             for own in self._owns():
                 own.pages.drop(own.namespace.keyed_artifact(artifact))
-            self._wake()
+            self._changed.tell()
 
     def _bound_since(self) -> None:
         while len(self._since) > MAX_CHANGES:
@@ -137,7 +138,7 @@ class OwnTables:
                 for held in self._held.values()
                 if held.artifact.manifest.namespace == own.namespace.id and policy.may_serve(held.artifact.manifest)
             )
-        self._wake()
+        self._changed.tell()
 
     def _owns(self) -> list[_Own]:
         """The pages of each of this node's namespaces; those of namespaces it has left are told no more."""
@@ -159,7 +160,7 @@ class OwnTables:
         own = self._own.get(record.namespace)
         if own is not None:
             own.pages.shown(record.page, record.sequence)
-            self._wake()
+            self._changed.tell()
 
     def look(self, addresses: tuple[str, ...]) -> None:
         """See whether anything has changed that nobody said.
@@ -171,7 +172,7 @@ class OwnTables:
             self._addresses = addresses
             for own in self._owns():
                 own.pages.moved()
-            self._wake()
+            self._changed.tell()
         if self._identity.policy() != self._policy:
             self.renew_all()
         now_s = self._now()
@@ -179,19 +180,14 @@ class OwnTables:
             if self._statements.own_revocations(own.namespace) != own.revocations:
                 # Whoever is not told of a revocation learns from page 0 that there is one.
                 own.pages.moved()
-                self._wake()
+                self._changed.tell()
             own.signed = {number: each for number, each in own.signed.items() if each[1] > now_s}
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def run(self) -> None:
         """Sign and tell what is due, until cancelled."""
         while True:
-            changed = self._changed
             with trio.move_on_at(min((own.pages.next_due() for own in self._owns()), default=float("inf"))) as scope:
-                await changed.wait()
+                await self._changed.wait()
             if not scope.cancelled_caught:
                 continue
             await trio.lowlevel.checkpoint()

@@ -19,6 +19,7 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.hashes import NamespaceId
 from kvnet.network.dialing import MAX_ADDRESSES_PER_PEER, connect_first
 from kvnet.network.interface import Network
+from kvnet.network.news import News
 from kvnet.protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class PeerRemembrance:
         self._keeper = keeper
         self._wall_s = wall_s
         self._dialling: set[PeerId] = set()
-        self._changed = trio.Event()
+        self._changed = News()
         self.book = PeerBook(limits)
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
@@ -255,23 +256,22 @@ class PeerRemembrance:
                     self.book.retry_all(self._wall_s())
                 had_members = bool(members)
                 self._dial_due(nursery, members)
-                changed = self._changed
                 with trio.move_on_after(LOOK_S):
-                    await changed.wait()
+                    await self._changed.wait()
 
     def network_changed(self) -> None:
         """This machine is on another network, or awake again: everybody is tried at once."""
         self.book.retry_all(self._wall_s())
-        self._wake()
+        self._changed.tell()
 
     async def greet(self, _session: PeerSession) -> None:
         """A session has opened: who is met is remembered at once, also when this node ends in the next second."""
-        self._wake()
+        self._changed.tell()
 
     def moved(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """A neighbour says where it is."""
         self.book.moved(peer, addresses, self._wall_s())
-        self._wake()
+        self._changed.tell()
 
     def _note_members(self) -> int:
         where = {info.peer: info.addresses for info in self._network.connected()}
@@ -298,7 +298,7 @@ class PeerRemembrance:
             _log.debug("a remembered peer was not reached: %s", error)
         finally:
             self._dialling.discard(remembered.peer)
-            self._wake()
+            self._changed.tell()
 
     async def _keep(self) -> None:
         if self._keeper is None:
@@ -315,7 +315,3 @@ class PeerRemembrance:
         changed, removed = self.book.take_changes()
         if changed or removed:
             await self._lane.run(keeper.save, changed, removed)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

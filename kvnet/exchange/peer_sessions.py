@@ -13,6 +13,7 @@ from kvnet.errors import KvnetError, NetworkError
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.session import Answer, Answered, PeerSession
 from kvnet.network.interface import ByteStream, Network, StreamKind
+from kvnet.network.news import News
 from kvnet.network.serving import serve_stream
 from kvnet.protocol.clock import clock_of
 from kvnet.protocol.handshake import SessionConfig
@@ -98,7 +99,7 @@ class PeerSessions:
         self._errors: dict[PeerId, KvnetError] = {}
         self._skews: dict[PeerId, int | None] = {}
         self._greetings: list[Greeting] = []
-        self._opened = trio.Event()
+        self._opened = News()
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
@@ -267,8 +268,7 @@ class PeerSessions:
         key = (peer, session.opened.session_id)
         self._by_peer[peer] = self._by_id[key] = session
         opened.set()
-        self._opened.set()
-        self._opened = trio.Event()
+        self._opened.tell()
         if self._opening.get(peer) is opened:
             del self._opening[peer]
         await session.closed.wait()

@@ -8,6 +8,7 @@ import trio
 from kvnet.errors import KvnetError
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.session import PeerSession
+from kvnet.network.news import News
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.control import Reply, Request
 from kvnet.protocol.messages.handshake import Capability
@@ -39,7 +40,7 @@ class Presences:
     def __init__(self, node: ExchangeNode) -> None:
         self._node = node
         self._own = PresenceState.SERVING
-        self._changed = trio.Event()
+        self._changed = News()
         # By session: two peers that dial each other have two for a while, and one ending takes nothing from the other.
         self._states: dict[PeerSession, PresenceState] = {}
         # What each session was told last; nothing means that this node serves.
@@ -67,8 +68,7 @@ class Presences:
         """Say from now on that this node is so; peers are told at once, and new ones when they come."""
         if state is not self._own:
             self._own = state
-            self._changed.set()
-            self._changed = trio.Event()
+            self._changed.tell()
 
     async def leave(self, timeout_s: float) -> None:
         """Tell every member that this node leaves, and wait for no longer than this until they know.
@@ -100,7 +100,7 @@ class Presences:
             del self._states[earlier]
         try:
             while True:
-                changed = self._changed
+                changed = self._changed.next
                 if self._own is not self._told.get(session, PresenceState.SERVING) and _minds(session):
                     await self._tell(session, self._own)
                 await changed.wait()

@@ -17,6 +17,7 @@ from kvnet.errors import StoreError
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statements import Heard, Statements
 from kvnet.format.hashes import NamespaceId, blake3_hash
+from kvnet.network.news import News
 from kvnet.protocol.gossip import Allowance, answer, is_ordered, short
 from kvnet.protocol.messages.control import Reply, Request
 from kvnet.protocol.messages.refusals import RefusalReason, Refused
@@ -100,7 +101,7 @@ class Rosters:
         self._known: _Known | None = None
         self._stale = False
         self._rest_until_s = 0.0
-        self._changed = trio.Event()
+        self._changed = News()
         self._former_asks: Allowance | None = None
         for kind in _ABOUT_MEMBERS:
             statements.subscribe(kind, self._heard)
@@ -132,7 +133,7 @@ class Rosters:
             self.renew()
             return
         self._stale = True
-        self._wake()
+        self._changed.tell()
 
     @property
     def settles_s(self) -> float:
@@ -142,16 +143,12 @@ class Rosters:
     def renew(self) -> None:
         """Work everything out anew at the next use: namespaces or statements have changed."""
         self._known = None
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
 
     @property
     def next_change(self) -> trio.Event:
         """Set at the next change from now on."""
-        return self._changed
+        return self._changed.next
 
     def scopes(self) -> list[Scope]:
         """Those of this node's namespaces that have a founder."""

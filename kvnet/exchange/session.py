@@ -14,6 +14,7 @@ from kvnet.errors import (
     UsageError,
 )
 from kvnet.network.interface import ByteStream
+from kvnet.network.news import News
 from kvnet.protocol.handshake import SessionOpened
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.membership import Occasion
@@ -73,7 +74,7 @@ class PeerSession:
         self._answered = answered
         self._pending: dict[int, _Pending] = {}
         self._sending = trio.Lock()
-        self._changed = trio.Event()
+        self._changed = News()
         self._wanted = trio.Event()
         self.closed = trio.Event()
         self.failure = ""
@@ -229,8 +230,7 @@ class PeerSession:
 
     async def _flush(self) -> None:
         """Send what the machine has written, in order, and let the clock watcher see new deadlines."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
         async with self._sending:
             data = self._machine.take_output()
             if data:

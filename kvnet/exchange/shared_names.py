@@ -11,6 +11,7 @@ import trio
 from kvnet.exchange.identity import Identity
 from kvnet.exchange.statements import Heard, Statements
 from kvnet.format.hashes import ArtifactHash
+from kvnet.network.news import News
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.namespace import PUBLIC, Namespace
 from kvnet.trust.statement_bodies import Tag
@@ -46,16 +47,15 @@ class SharedNames:
     def __init__(self, identity: Identity, statements: Statements) -> None:
         self._identity = identity
         self._statements = statements
-        self._told = trio.Event()
+        self._told = News()
         statements.subscribe(StatementType.TAG, self._heard)
 
     def _heard(self, _: Heard) -> None:
-        self._told.set()
-        self._told = trio.Event()
+        self._told.tell()
 
     def next_told(self) -> trio.Event:
         """Set when the next name is told."""
-        return self._told
+        return self._told.next
 
     async def say(self, name: str, number: int, artifact: ArtifactHash, namespace: Namespace) -> None:
         """Tell the members of a namespace what an artifact that this node's key has signed is called.

@@ -9,6 +9,7 @@ import trio
 
 from kvnet.exchange.session import PeerSession
 from kvnet.exchange.statement_talk import Talk
+from kvnet.network.news import News
 from kvnet.protocol.gossip import GossipLimits
 from kvnet.trust.namespace import Namespace
 
@@ -49,7 +50,7 @@ class Inbox:
         self._n_queued = 0
         self._n_checked = 0
         self._filled = trio.Event()
-        self._checked = trio.Event()
+        self._checked = News()
 
     def put(self, waiting: Waiting) -> bool:
         """Queue a statement; whether there was room for it."""
@@ -83,8 +84,7 @@ class Inbox:
                 if waiting.session is not None and waiting.talk is not None:
                     waiting.talk.queued_bytes -= len(waiting.envelope)
             self._n_checked += len(batch)
-            self._checked.set()
-            self._checked = trio.Event()
+            self._checked.tell()
 
     async def settled(self) -> None:
         """Wait until everything queued so far has been checked."""

@@ -89,8 +89,6 @@ class Standings:
             patience_s = ASK_AGAIN_S
             while self._withheld:
                 ask_everybody()
-                with trio.move_on_after(patience_s):
-                    await self._some_withheld.wait()
-                    # One more: it is asked for with the rest, no sooner than those.
-                    await trio.sleep(patience_s)
+                # One more that is told of meanwhile is asked for with the rest, no sooner than those.
+                await trio.sleep(patience_s)
                 patience_s = min(2 * patience_s, RECONCILE_S)

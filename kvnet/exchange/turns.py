@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import trio
 
 from kvnet.format.hashes import NamespaceId
+from kvnet.network.news import News
 
 Clear = Callable[[], Awaitable[None]]
 """Returns when no copy of the artifact runs."""
@@ -29,20 +30,17 @@ class _Artifact:
         n_users: how many, in all.
         n_first: how many of them wait for an answer.
         copies: what ends the present stint of each copy that runs.
+        changed: any of this has.
     """
 
     def __init__(self) -> None:
         self.n_users = self.n_first = 0
         self.copies: set[trio.CancelScope] = set()
-        self._changed = trio.Event()
-
-    def changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self.changed = News()
 
     async def until(self, what: Callable[[], bool]) -> None:
         while not what():
-            await self._changed.wait()
+            await self.changed.wait()
 
 
 class Turns:
@@ -77,7 +75,7 @@ class Turns:
                 yield clear
             finally:
                 artifact.n_first -= 1
-                artifact.changed()
+                artifact.changed.tell()
 
     async def copy(
         self, key: Hashable, work: Callable[[], Awaitable[None]], put_down: Callable[[], Awaitable[None]]
@@ -104,4 +102,4 @@ class Turns:
                     await put_down()
                 finally:
                     artifact.copies.discard(stint)
-                    artifact.changed()
+                    artifact.changed.tell()

@@ -25,3 +25,15 @@ class News:
     async def wait(self) -> None:
         """Return when it is told the next time."""
         await self.next.wait()
+
+
+async def any_of(*events: trio.Event) -> None:
+    """Return when one of them is set."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait, event)

@@ -13,6 +13,7 @@ from kvnet.engine.interface import Engine, OpenEngine
 from kvnet.engine.model_folder import ModelEntry
 from kvnet.engine.models import choose_model
 from kvnet.errors import BusyError, CrowdedError, EngineError, UnknownModelError
+from kvnet.network.news import News
 from kvnet_node.config import Config
 from kvnet_node.failures import leaf_of
 from kvnet_node.models import demo_models_dir, models_here
@@ -30,7 +31,7 @@ _DEFAULT_AGE_S = 5.0
 
 @dataclass(slots=True)
 class _Loaded:
-    """An engine in memory. ``changed`` is set when its users or its end change, and then replaced.
+    """An engine in memory. ``changed`` tells when its users or its end change.
 
     Attributes:
         held_bytes: what it may have in use: what it was told, or more while requests it had begun need that.
@@ -44,16 +45,12 @@ class _Loaded:
     share_bytes: int = 0
     users: int = 0
     end: bool = False
-    changed: trio.Event = field(default_factory=trio.Event)
+    changed: News = field(default_factory=News)
     ended: trio.Event = field(default_factory=trio.Event)
 
     @property
     def weights_bytes(self) -> int:
         return self.engine.info.weights_size_bytes
-
-    def tell(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
 
 
 @dataclass(slots=True)
@@ -201,7 +198,7 @@ class EngineShelf:
         finally:
             loaded.users -= 1
             loaded.idle_since = trio.current_time()
-            loaded.tell()
+            loaded.changed.tell()
             if loaded.held_bytes > loaded.share_bytes and self._nursery is not None:
                 # What its requests held beyond its share is for the others.
                 self._nursery.start_soon(self._share)
@@ -218,7 +215,7 @@ class EngineShelf:
                     await self._make_room(entry)
                 loaded = await self._start(entry)
             loaded.users += 1
-            loaded.tell()
+            loaded.changed.tell()
             return loaded
 
     async def _make_room(self, entry: ModelEntry) -> None:
@@ -293,11 +290,11 @@ class EngineShelf:
         for other in self._loaded.values():
             if other is not loaded and not other.users:
                 other.end = True
-                other.tell()
+                other.changed.tell()
 
     async def _end(self, loaded: _Loaded) -> None:
         loaded.end = True
-        loaded.tell()
+        loaded.changed.tell()
         await loaded.ended.wait()
 
     async def _start(self, entry: ModelEntry) -> _Loaded:
@@ -355,9 +352,8 @@ class EngineShelf:
     async def _until_unused(self, loaded: _Loaded) -> None:
         """Return when it is told to end, or was unused for as long as the settings say."""
         while not (loaded.end and not loaded.users):
-            changed = loaded.changed
             left_s = loaded.idle_since + self._config.engine_idle_unload_s - trio.current_time()
             if not loaded.users and left_s <= 0:
                 return
             with trio.move_on_after(left_s if not loaded.users else float("inf")):
-                await changed.wait()
+                await loaded.changed.wait()

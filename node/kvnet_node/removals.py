@@ -14,6 +14,7 @@ from kvnet.errors import KvnetError, NotInStoreError
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.statements import Heard, Statements
 from kvnet.format.hashes import ArtifactHash
+from kvnet.network.news import any_of
 from kvnet.store.interface import Store
 from kvnet.store.names import NameBook
 from kvnet.trust.envelope import StatementType
@@ -77,7 +78,7 @@ class Removals:
                 _log.warning("what another machine removed is still here", reason=str(error))
                 retry_s = RETRY_S
             with trio.move_on_after(retry_s):
-                await _any_of(events)
+                await any_of(*events)
 
     async def honour(self) -> None:
         """Remove now what is asked for.
@@ -121,15 +122,3 @@ class Removals:
         except NotInStoreError:
             return False
         return True
-
-
-async def _any_of(events: list[trio.Event]) -> None:
-    """Until a removal is heard, or somebody's word has begun to count."""
-
-    async def wait(event: trio.Event) -> None:
-        await event.wait()
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for event in events:
-            nursery.start_soon(wait, event)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.engine.model_folder import ModelEntry
@@ -21,6 +20,7 @@ from kvnet.errors import BusyError, WindowError
 from kvnet.exchange.answers import Asked, Body, Finished, Started
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.lane import Lane
+from kvnet.network.news import News
 from kvnet.store.names import NameBook
 from kvnet_node.api.aliases import Alias
 from kvnet_node.api.bodies import encode_object
@@ -133,7 +133,7 @@ class Front:
         self._naming = ModelNaming(engines, names, lane, self._options.aliases)
         self._waiting: Counter[Path] = Counter()
         self._running = 0
-        self._left = trio.Event()
+        self._left = News()
         self.log = log
         self.counters: Counter[str] = Counter()
         self.draining = False
@@ -187,8 +187,7 @@ class Front:
             raise
         finally:
             self._running -= 1
-            self._left.set()
-            self._left = trio.Event()
+            self._left.tell()
 
     async def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""
