@@ -265,7 +265,7 @@ class Publisher:
             except (KvnetError, OSError) as error:
                 early.lost(str(error))
                 return
-        early.kept(Beginning(record, n_tokens - held_tokens, new_bytes, gone))
+        early.kept(Beginning(record, new_bytes, gone))
 
     async def _publish_beginning(
         self, engine: Engine, shorter: AddRequest, draft: Draft, interrupted: PackWriter, tiles: Tiles

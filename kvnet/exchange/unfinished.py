@@ -27,13 +27,11 @@ class Beginning:
 
     Attributes:
         record: the artifact as it is stored; whole blocks, without a context.
-        computed_tokens: tokens of it that no artifact had before.
         new_bytes: chunk bytes written for it.
         superseded: an earlier beginning that this one begins with, which was let go.
     """
 
     record: ArtifactRecord
-    computed_tokens: int
     new_bytes: int
     superseded: ArtifactHash | None = None
 

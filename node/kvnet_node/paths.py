@@ -38,11 +38,6 @@ class DataPaths:
     data_dir: Path
 
     @property
-    def config_file(self) -> Path:
-        """The person's own settings, TOML."""
-        return self.data_dir / "config.toml"
-
-    @property
     def keys_dir(self) -> Path:
         """Publisher keys and the peer key, 0600 each."""
         return self.data_dir / "keys"

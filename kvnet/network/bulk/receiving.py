@@ -124,26 +124,18 @@ class Receiver:
         )
         self._link.wake()
 
-    async def next_event(self) -> ChunkEvent:
-        """What happens next.
+    async def next_events(self) -> list[ChunkEvent]:
+        """What happens next, and all that has happened by then.
 
         Raises:
             NetworkError: the connection broke or ended.
             ProtocolViolationError: the peer sent something that is no answer.
         """
-        await self._wait_for_event()
-        return self._take_event()
-
-    async def next_events(self) -> list[ChunkEvent]:
-        """What happens next, and all that has happened by then; raises as `next_event`."""
-        await self._wait_for_event()
-        return [self._take_event() for _ in range(len(self._events))]
-
-    async def _wait_for_event(self) -> None:
         while not self._events:
             if self._error is not None:
                 raise self._error
             await self._changed.wait()
+        return [self._take_event() for _ in range(len(self._events))]
 
     def _take_event(self) -> ChunkEvent:
         event = self._events.popleft()

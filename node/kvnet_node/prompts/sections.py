@@ -22,13 +22,12 @@ class Section:
             ``answer`` for what follows the last message.
         start: tokens before it.
         n_tokens: of it.
-        first_message, end_message: which of the prompt's messages are in it.
+        end_message: how many of the prompt's messages lie before its end.
     """
 
     label: str
     start: int
     n_tokens: int
-    first_message: int = 0
     end_message: int = 0
 
     @property
@@ -57,12 +56,12 @@ def sections(prompt: PreparedPrompt, of: Outline) -> tuple[Section, ...]:
         last_here = index + 1 == len(ends) or ends[index + 1].n_tokens > end.n_tokens
         if last_here and end.n_tokens > start:
             label = " and ".join(dict.fromkeys(names)) or end.kind.value
-            found.append(Section(label, start, end.n_tokens - start, first, max(first, end.n_messages)))
+            found.append(Section(label, start, end.n_tokens - start, max(first, end.n_messages)))
             start, names = end.n_tokens, []
         first = max(first, end.n_messages)
     if start < len(prompt.tokens):
         label = ANSWER if found else _whole(of)
-        found.append(Section(label, start, len(prompt.tokens) - start, first, first))
+        found.append(Section(label, start, len(prompt.tokens) - start, first))
     return tuple(found)
 
 
