@@ -26,8 +26,6 @@ class Operation:
         result: the type of its result.
         function: "module:function" under ``kvnet_node.operations``.
         needs_network: a local run opens a short-lived network.
-        needs_engine: it may start an engine process.
-        node_only: it means something only in a running node.
         patient: it waits for another process in the data directory however long that takes.
     """
 
@@ -36,8 +34,6 @@ class Operation:
     result: type[r.Result]
     function: str
     needs_network: bool = False
-    needs_engine: bool = False
-    node_only: bool = False
     patient: bool = False
 
     def load(self) -> OperationFunction:
@@ -50,19 +46,12 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("add", r.AddRequest, r.AddResult, "adding:add", needs_engine=True),
-        Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True, needs_engine=True),
-        Operation(
-            "generate",
-            r.GenerateRequest,
-            r.GenerateResult,
-            "generation:generate",
-            needs_network=True,
-            needs_engine=True,
-        ),
+        Operation("add", r.AddRequest, r.AddResult, "adding:add"),
+        Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True),
+        Operation("generate", r.GenerateRequest, r.GenerateResult, "generation:generate", needs_network=True),
         Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True, patient=True),
         Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts"),
-        Operation("list peers", r.OfferedRequest, r.OfferedResult, "offered:list_offered", node_only=True),
+        Operation("list peers", r.OfferedRequest, r.OfferedResult, "offered:list_offered"),
         Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show"),
         Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),
         Operation("pin", r.ArtifactRequest, r.PinResult, "artifacts:pin"),
@@ -83,26 +72,26 @@ OPERATIONS: dict[str, Operation] = {
         Operation("namespace list", r.NamespaceListRequest, r.NamespaceListResult, "namespaces:list_namespaces"),
         Operation("namespace export", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:export"),
         Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
-        Operation("invite", r.InviteRequest, r.InviteResult, "swarms:invite", node_only=True),
+        Operation("invite", r.InviteRequest, r.InviteResult, "swarms:invite"),
         Operation("join", r.JoinRequest, r.JoinResult, "swarms:join", needs_network=True),
         Operation("leave", r.LeaveRequest, r.LeaveResult, "swarms:leave"),
         Operation("swarm list", r.SwarmRequest, r.SwarmListResult, "swarms:list_swarms"),
         Operation("swarm members", r.SwarmRequest, r.SwarmMembersResult, "swarms:members"),
         Operation("swarm remove", r.SwarmRemoveRequest, r.SwarmRemoveResult, "swarms:remove"),
         Operation("share", r.ShareRequest, r.ShareResult, "sharing:share_with"),
-        Operation("prompt check", r.PromptCheckRequest, r.PromptCheckResult, "prompts:check", needs_engine=True),
-        Operation("explain", r.ExplainRequest, r.ExplainResult, "explain:explain", node_only=True),
+        Operation("prompt check", r.PromptCheckRequest, r.PromptCheckResult, "prompts:check"),
+        Operation("explain", r.ExplainRequest, r.ExplainResult, "explain:explain"),
         Operation("status", r.StatusRequest, r.StatusResult, "node:status"),
-        Operation("node stop", r.StopRequest, r.StopResult, "node:stop", node_only=True),
+        Operation("node stop", r.StopRequest, r.StopResult, "node:stop"),
         Operation("node pause", r.PauseRequest, r.PauseResult, "guest:pause"),
         Operation("node resume", r.ResumeRequest, r.ResumeResult, "guest:resume"),
-        Operation("model match", r.MatchRequest, r.MatchResult, "peers:match", needs_network=True, needs_engine=True),
+        Operation("model match", r.MatchRequest, r.MatchResult, "peers:match", needs_network=True),
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),
-        Operation("peers", r.PeersRequest, r.PeersResult, "peers:peers", needs_network=True, needs_engine=True),
+        Operation("peers", r.PeersRequest, r.PeersResult, "peers:peers", needs_network=True),
         Operation("network check", r.NetworkCheckRequest, r.NetworkCheckResult, "network:check", needs_network=True),
         Operation("savings", r.SavingsRequest, r.SavingsResult, "savings:savings"),
-        Operation("bench calibrate", r.CalibrateRequest, r.CalibrateResult, "calibrating:calibrate", needs_engine=True),
-        Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest", needs_engine=True),
+        Operation("bench calibrate", r.CalibrateRequest, r.CalibrateResult, "calibrating:calibrate"),
+        Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest"),
     )
 }
 
