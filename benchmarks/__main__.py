@@ -4,6 +4,7 @@ import importlib
 import sys
 
 from benchmarks.report import machine
+from kvnet.engine.mlx.leaving import leave
 
 BENCHMARKS = ("hashing", "restore", "transfer", "ttft", "replay", "collecting")
 
@@ -21,4 +22,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

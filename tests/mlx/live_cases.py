@@ -1,14 +1,13 @@
 """Cases of live caches, each run in a process of its own: ``python -m tests.mlx.live_cases FOLDER CASE``.
 
 They drive the prefill lane and the decode thread themselves: a process that ends under a living MLX thread aborts, so
-that each case ends with ``os._exit``.
+that each case ends with `leave`.
 """
 
 # isort: off
 from tests.mlx.live_bench import Bench, Running, llama, refused, until  # before anything that imports mlx
 
 # isort: on
-import os
 import queue
 import sys
 import threading
@@ -22,6 +21,7 @@ import numpy as np
 
 from kvnet.engine.kv_state import ExportRequest, Origin
 from kvnet.engine.mlx.caches import HEADROOM_TOKENS
+from kvnet.engine.mlx.leaving import leave
 from kvnet.engine.mlx.live import size_of
 from kvnet.engine.mlx.prefill import prefill, step_ends
 from kvnet.engine.mlx.requests import CancelledRequestError, Request
@@ -367,8 +367,7 @@ def main() -> None:
         status = 0
     except BaseException:  # noqa: BLE001 - told on stderr, then the process ends without teardown
         traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(status)
+    leave(status)
 
 
 if __name__ == "__main__":

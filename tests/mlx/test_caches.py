@@ -18,6 +18,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from kvnet.engine.mlx.caches import *
 from kvnet.engine.mlx.caches import all_finite, as_batch, memory_is_shared
 from kvnet.engine.mlx.unfilled import unfilled
+from kvnet.engine.mlx.leaving import leave
 from kvnet.errors import CompatibilityError
 from kvnet.format.fingerprint import LayerLayout
 from kvnet.format.tensor import DType, LayerKind
@@ -32,7 +33,8 @@ def refused(action):
 
 
 def run(code: str, root: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, cwd=root, check=False)
+    program = f"{PRELUDE}{code}\nleave(0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

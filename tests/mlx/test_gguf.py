@@ -393,11 +393,13 @@ needs_demo_model = pytest.mark.skipif(find_demo_gguf() is None, reason="the llm-
 QUESTION = """
 import sys
 from pathlib import Path
+from kvnet.engine.mlx.leaving import leave
 from mlx_lm import generate, load
 model, tokenizer = load(sys.argv[1])[:2]
 messages = [{"role": "user", "content": "What is the capital of France?"}]
 prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
 print(generate(model, tokenizer, prompt, max_tokens=20))
+leave(0)
 """
 
 

@@ -35,6 +35,7 @@ from kvnet.engine.gguf_source import (
 )
 from kvnet.engine.mlx.gguf_config import ROPE_FACTORS, config_of
 from kvnet.engine.mlx.gguf_tokenizer import TokenizerFiles, build_tokenizer
+from kvnet.engine.mlx.leaving import leave
 from kvnet.errors import CompatibilityError, EngineError, KvnetError, MalformedError, StoreError, UsageError
 
 # What an import was made from; lies beside the weights and takes no part in the model's identity.
@@ -335,4 +336,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,12 +5,12 @@ its greedy text, and how many tokens the prompt has.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 from kvnet.engine.mlx.blas import preload
+from kvnet.engine.mlx.leaving import leave
 
 preload()  # as kvnet's engine does, and before MLX is imported
 
@@ -36,5 +36,4 @@ def main(model_path: str, chat_path: str, max_tokens: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    # As the engine does: an interpreter that tears down while MLX's threads live may abort, or wait for ever.
-    os._exit(0)
+    leave(0)

@@ -2,18 +2,16 @@
 
 Threads: the main thread reads calls from the inherited socket; the prefill lane and the decode thread own MLX; one
 thread renders, tokenizes and prepares prompts; each completion has one that formats its answer; one writes events. The
-process ends when the other end of the socket closes, whatever it is doing: ``os._exit``, because an interpreter that
-tears down under a live MLX thread aborts.
+process ends when the other end of the socket closes, whatever it is doing, and without tearing the
+interpreter down (see `leave`).
 """
 
 import argparse
 import faulthandler
 import json
-import os
 import queue
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from kvnet.engine.completions import CompletionRequest
 from kvnet.engine.generations import GenerateRequest, LogitsRequest
 from kvnet.engine.kv_state import ExportRequest
 from kvnet.engine.mlx import blas, runtime, server_parts
+from kvnet.engine.mlx.leaving import leave
 from kvnet.engine.mlx.requests import Request
 from kvnet.engine.prompts import PromptKind, PromptRequest
 from kvnet.engine.wire import (
@@ -340,8 +339,7 @@ def main(argv: list[str] | None = None) -> Any:
         status = 1
         connection.sendall(encode_frame(error_event(0, error)))
     finally:
-        sys.stderr.flush()
-        os._exit(status)
+        leave(status)
 
 
 if __name__ == "__main__":
