@@ -74,7 +74,11 @@ def test_a_rebuilt_index_lists_everything_and_keeps_the_pins(kvnet: Kvnet, tmp_p
     assert (rebuilt["artifacts"], rebuilt["refused"]) == (3, [])
     assert kvnet.json("list")["artifacts"] == before
     assert kvnet.json("verify")["bad_chunks"] == []
-    assert kvnet.json("gc", "--all")["removed"] == [artifact_text(artifacts[0].hash)]
+    over = kvnet("--json", "gc", "--all", KVNET_STORE_QUOTA_BYTES="1kB")
+    assert (over.code, over.lines[-1]["removed"]) == (50, [artifact_text(artifacts[0].hash)]), "told, with what went"
+    assert "expected at most 1.00 kB in the store, found" in over.error["message"]
+    assert over.error["message"].endswith("artifacts pinned: 2 of 2")
+    assert kvnet.json("gc", "--all")["removed"] == []
 
 
 def test_a_damaged_chunk_is_found_named_and_fetched_again(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kvnet.errors import IntegrityError, UsageError
+from kvnet.errors import IntegrityError, StoreFullError, UsageError
 from kvnet_node.commands.offered import list_offered
 from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context
@@ -217,7 +217,7 @@ def _why_it_stays(result: RemoveResult) -> str:
 
 
 def collect_garbage(*, all_: All = False, context: Context) -> None:
-    """Remove what is not pinned, least recently used first, until quota and free space are kept.
+    """Remove what is not pinned, least recently used first, until quota and free space are kept; exits with 50 else.
 
     Args:
         all_: remove everything that is not pinned.
@@ -228,4 +228,28 @@ def collect_garbage(*, all_: All = False, context: Context) -> None:
         held = f"{format_bytes(result.held_bytes)} held of {format_bytes(result.quota_bytes)}"
         return "\n".join([*lines, f"freed {format_bytes(result.freed_bytes)}; {held}"])
 
-    context.output.result(context.run("gc", CollectRequest(all_), CollectResult), render)
+    result = context.run("gc", CollectRequest(all_), CollectResult)
+    context.output.result(result, render)
+    if why := why_not_kept(result):
+        raise StoreFullError(
+            why,
+            hint="kvnet list shows what is pinned: kvnet unpin or kvnet rm lets go of it"
+            + ("" if result.pinned == result.artifacts else "; kvnet gc --all removes everything else")
+            + "; store.quota_bytes and store.min_free_bytes are settings",
+        )
+
+
+def why_not_kept(result: CollectResult) -> str:
+    """Which limit the store does not keep although everything was removed that may be; "" when it keeps both."""
+    kept = [
+        f"expected at most {format_bytes(result.quota_bytes)} in the store, found {format_bytes(result.held_bytes)}"
+        if result.held_bytes > result.quota_bytes
+        else "",
+        f"expected {format_bytes(result.min_free_bytes)} free on its disk, found {format_bytes(result.free_bytes)}"
+        if result.free_bytes < result.min_free_bytes
+        else "",
+    ]
+    if not any(kept):
+        return ""
+    pinned = f"artifacts pinned: {format_count(result.pinned)} of {format_count(result.artifacts)}"
+    return "; ".join(filter(None, [*kept, pinned]))

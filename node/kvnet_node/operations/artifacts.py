@@ -1,6 +1,6 @@
-"""Operations on artifacts that are held here: list, show, verify, pin, unpin, remove, collect garbage."""
+"""Operations on artifacts that are held here: list, show, verify, pin, unpin, collect garbage."""
 
-from kvnet.errors import IntegrityError, NotInStoreError
+from kvnet.errors import IntegrityError, NotInStoreError, StoreFullError
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.protocol.escaping import escape_text
 from kvnet.store.interface import ArtifactRecord
@@ -260,14 +260,29 @@ async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResul
 async def collect_garbage(ctx: OperationContext, request: r.CollectRequest) -> r.CollectResult:
     """Remove what is not pinned until quota and free space are kept."""
     services = ctx.services
-    collected = await services.background.run(services.store.collect_garbage, everything=request.all)
+    held = [record.hash for record in await services.lane.run(services.store.artifacts)]
+    before = await services.lane.run(services.store.usage)
+    full: StoreFullError | None = None
+    try:
+        await services.background.run(services.store.collect_garbage, everything=request.all)
+    except StoreFullError as error:
+        full = error
     usage = await services.lane.run(services.store.usage)
+    if full is not None and usage.held_bytes <= usage.quota_bytes and usage.free_bytes >= usage.min_free_bytes:
+        raise full
+    # Else what is pinned takes more than the limits allow: that is a result, with what went all the same.
+    left = {record.hash for record in await services.lane.run(services.store.artifacts)}
+    removed = [artifact for artifact in held if artifact not in left]
     if services.node is not None:
-        for artifact in collected.removed:
+        for artifact in removed:
             services.node.removed(artifact)
     return r.CollectResult(
-        [artifact_text(artifact) for artifact in collected.removed],
-        collected.freed_bytes,
+        [artifact_text(artifact) for artifact in removed],
+        max(0, before.held_bytes - usage.held_bytes),
         usage.held_bytes,
         usage.quota_bytes,
+        artifacts=usage.artifacts,
+        pinned=usage.pinned,
+        free_bytes=usage.free_bytes,
+        min_free_bytes=usage.min_free_bytes,
     )

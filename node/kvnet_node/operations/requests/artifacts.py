@@ -244,12 +244,22 @@ class CollectRequest(Request, frozen=True):
 
 
 class CollectResult(Result, frozen=True, tag="gc"):
-    """What garbage collection removed."""
+    """What garbage collection removed, and how the store is afterwards.
+
+    Attributes:
+        held_bytes, quota_bytes: held, and to be held at most.
+        artifacts, pinned: artifacts that are left, and those of them that are pinned.
+        free_bytes, min_free_bytes: free on the disk, and to stay free.
+    """
 
     removed: list[str]
     freed_bytes: int
     held_bytes: int
     quota_bytes: int
+    artifacts: int = 0
+    pinned: int = 0
+    free_bytes: int = 0
+    min_free_bytes: int = 0
 
 
 class ExportRequest(Request, frozen=True):
