@@ -80,7 +80,7 @@ class Made:
         artifact: artifact hash text.
         name: the name it was given, or "".
         model: the model's name, or "".
-        origin: "add", "conversation" or "fetch".
+        origin: "add", "interrupted" (an add that ended early, with the name it is to give), "conversation" or "fetch".
         tokens: its tokens.
         prefilled_tokens, prefill_s: computed for it.
         fetch_s: seconds of an explicit fetch.
@@ -164,6 +164,10 @@ class Savings:
         """What an answer computed was kept; its prefill had to be paid for the answer itself."""
         self.made(Made(artifact_text(artifact), "", model, "conversation", tokens))
 
+    def begun(self, artifact: ArtifactHash, *, name: str, model: str, tokens: int) -> None:
+        """An add ended early, and what it had computed was kept."""
+        self.made(Made(artifact_text(artifact), name, model, "interrupted", tokens))
+
     def fetched(
         self, artifact: ArtifactHash, *, name: str, model: str, tokens: int, seconds: float, n_bytes: int
     ) -> None:
@@ -221,6 +225,14 @@ class Savings:
         """Every artifact that was ever noted, the newest first."""
         rows = self._read("SELECT * FROM artifacts ORDER BY made_s DESC, artifact")
         return [Made(*row) for row in rows]
+
+    def origins(self) -> dict[str, Made]:
+        """How artifacts came here, by artifact hash text; none when the file cannot be read."""
+        try:
+            return {each.artifact: each for each in self.artifacts()}
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("where artifacts came from cannot be read: %s", type(error).__name__)
+            return {}
 
     def uses(self) -> list[Use]:
         """Every use, the one that saved most first."""

@@ -62,6 +62,10 @@ def test_an_add_that_is_ended_says_what_it_keeps_and_the_same_command_goes_on(
     assert "keeper" in kept["text"]
     (listed,) = kvnet.json("list")["artifacts"]
     assert (listed["tokens"], listed["names"], listed["pinned"], listed["complete"]) == (n_tokens, [], False, True)
+    assert (listed["origin"], listed["adding"]) == ("interrupted", "keeper")
+    shown = kvnet("list")
+    assert "(keeper, begun)" in shown.stdout
+    assert "The same kvnet" in shown.stderr
     again = kvnet.json("add", str(document), "--name", "keeper", "--model", str(model))
     assert (again["reused_tokens"], again["version"]) == (n_tokens, 1)
     (listed,) = kvnet.json("list")["artifacts"]

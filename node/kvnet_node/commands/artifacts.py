@@ -11,6 +11,7 @@ from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context
 from kvnet_node.operations.requests import (
     ArtifactRequest,
+    ArtifactSummary,
     CollectRequest,
     CollectResult,
     ListRequest,
@@ -47,7 +48,7 @@ def list_artifacts(*, peers: bool = False, swarm: str = "", all_: All = False, c
     def render(result: ListResult) -> str:
         rows = [
             (
-                ", ".join(entry.names) or "-",
+                ", ".join(entry.names) or _without_name(entry),
                 entry.artifact,
                 format_count(entry.tokens),
                 format_bytes(entry.bytes),
@@ -71,11 +72,24 @@ def list_artifacts(*, peers: bool = False, swarm: str = "", all_: All = False, c
 
     result = context.run("list", ListRequest(), ListResult)
     context.output.result(result, render)
+    begun = [entry for entry in result.artifacts if entry.origin == "interrupted"]
+    if begun:
+        context.output.message(
+            "begun: what an interrupted kvnet add had computed. The same kvnet add goes on from there; kvnet rm with "
+            "its hash drops it, and nothing keeps it when room is needed"
+        )
     if not result.artifacts:
         context.output.message(
             "no artifacts yet: kvnet add PATH --name NAME makes one; kvnet list --peers shows what members have, "
             "kvnet fetch NAME takes it"
         )
+
+
+def _without_name(entry: ArtifactSummary) -> str:
+    """In place of a name, which has no parentheses: what it is."""
+    if entry.origin == "interrupted":
+        return f"({entry.adding}, begun)"
+    return {"conversation": "(conversation)", "fetch": "(fetched)"}.get(entry.origin, "-")
 
 
 def show(artifact: str, /, *, context: Context) -> None:

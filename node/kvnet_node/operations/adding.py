@@ -134,6 +134,7 @@ def _early_end(ctx: OperationContext, engine: Engine, name: str, tokens: Sequenc
     def kept(beginning: Beginning) -> None:
         n_tokens = beginning.record.manifest.n_tokens
         ctx.services.writes.named(beginning.new_bytes)
+        ctx.services.savings.begun(beginning.record.hash, name=name, model=engine.info.name, tokens=n_tokens)
         _publish(ctx, engine, tokens[:n_tokens], beginning)
         say(
             f"kept {n_tokens:,} of {len(tokens):,} tokens, in whole blocks of {BLOCK_TOKENS}, as "

@@ -15,6 +15,7 @@ from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.peer_names import known_names
 from kvnet_node.operations.targets import held_artifact
 from kvnet_node.samples import model_names
+from kvnet_node.savings import Made
 from kvnet_node.services import Services
 
 
@@ -26,7 +27,16 @@ async def list_artifacts(ctx: OperationContext, request: r.ListRequest) -> r.Lis
     policy = services.identity.policy()
     scopes = _scopes(services)
     models = await model_names_here(services)
-    return r.ListResult([_summary(record, names.get(record.hash, []), policy, scopes, models) for record in records])
+    nameless = any(record.hash not in names for record in records)
+    origins = services.savings.origins() if nameless else {}
+    return r.ListResult(
+        [
+            _summary(
+                record, names.get(record.hash, []), policy, scopes, models, origins.get(artifact_text(record.hash))
+            )
+            for record in records
+        ]
+    )
 
 
 async def model_names_here(services: Services) -> dict[bytes, str]:
@@ -48,6 +58,7 @@ def _summary(
     policy: TrustPolicy,
     scopes: dict[bytes, str],
     models: dict[bytes, str],
+    made: Made | None,
 ) -> r.ArtifactSummary:
     manifest = record.manifest
     made_with = next((version.model for version in names if version.model), "")
@@ -66,6 +77,8 @@ def _summary(
         model=made_with or models.get(manifest.fingerprint.hash, ""),
         revoked=not policy.may_serve(manifest),
         scope=scopes.get(manifest.namespace, ""),
+        origin=made.origin if made is not None and not names else "",
+        adding=made.name if made is not None and not names and made.origin == "interrupted" else "",
     )
 
 

@@ -6,7 +6,14 @@ from kvnet_node.operations.requests.base import Request, Result
 
 
 class ArtifactSummary(msgspec.Struct, frozen=True):
-    """One artifact in a list; ``scope`` is what its namespace is called here, "" when this node is not in it."""
+    """One artifact in a list.
+
+    Attributes:
+        scope: what its namespace is called here, "" when this node is not in it.
+        origin: of one without a name: "interrupted" (what an add that ended early had computed), "conversation",
+            "fetch", or "add" when its name was removed; "" when that is not known.
+        adding: the name that the interrupted add is to give.
+    """
 
     artifact: str
     names: list[str]
@@ -22,6 +29,8 @@ class ArtifactSummary(msgspec.Struct, frozen=True):
     lossy: bool = False
     revoked: bool = False
     scope: str = ""
+    origin: str = ""
+    adding: str = ""
 
 
 class ListRequest(Request, frozen=True):
