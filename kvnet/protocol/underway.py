@@ -1,4 +1,4 @@
-"""A fetch that has begun: whether to go on, and up to where, as its rate changes.
+"""A fetch that has begun: whether to go on, as its rate changes.
 
 What has been fetched is paid for, so only what is still to come counts on both sides.
 """
@@ -31,28 +31,16 @@ class Underway:
     rate_bytes_s: float
 
 
-def reconsider(machine: Machine, n_prompt: int, underway: Underway) -> int:
-    """Up to how many tokens to go on fetching: `arrived_tokens` to stop now and compute the rest.
-
-    Asked again whenever the rate changes: what has been fetched is paid for, so that only what is still to come counts
-    on both sides.
-    """
-    offer = underway.offer
-    sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
-    best_tokens, best_s = underway.arrived_tokens, _rest_s(machine, n_prompt, underway, underway.arrived_tokens, 0)
-    for n_blocks in range(underway.arrived_tokens // BLOCK_TOKENS + 1, len(offer.block_bytes) + 1):
-        n_tokens = min(underway.wanted_tokens, n_blocks * BLOCK_TOKENS)
-        if n_tokens <= underway.arrived_tokens:
-            continue
-        left_bytes = max(0, sums[n_blocks] - underway.arrived_bytes)
-        seconds = _rest_s(machine, n_prompt, underway, n_tokens, left_bytes)
-        if seconds < best_s:
-            best_tokens, best_s = n_tokens, seconds
-    return best_tokens
-
-
 def worth_going_on(machine: Machine, n_prompt: int, underway: Underway) -> bool:
-    """Whether `reconsider` would go on: asked after every chunk, and as a rule answered by the last block alone."""
+    """Whether to fetch on, up to some later token, is sooner done than to compute from `arrived_tokens` now.
+
+    Asked after every chunk, and as a rule answered by the last block alone.
+
+    Args:
+        machine: how fast this one computes and restores.
+        n_prompt: tokens of the prompt.
+        underway: the fetch, as it stands.
+    """
     offer, arrived = underway.offer, underway.arrived_tokens
     sums = list(accumulate(offer.block_bytes, initial=offer.head_bytes))
     stop_s = _rest_s(machine, n_prompt, underway, arrived, 0)

@@ -21,7 +21,7 @@ from kvnet.protocol.cost import (
     whole_plan,
 )
 from kvnet.protocol.speeds import Link, Machine, PrefillSpeed, SpeedPoint
-from kvnet.protocol.underway import Underway, reconsider, worth_going_on
+from kvnet.protocol.underway import Underway, worth_going_on
 from tests.unit.protocol.swarm import peer
 
 # SmolLM2-135M in float32: 46,080 bytes of K/V a token.
@@ -135,31 +135,31 @@ def underway(rate: float, arrived_blocks: int = 1, wanted: int = 1024) -> Underw
 
 
 def test_fetch_goes_on_while_it_wins() -> None:
-    assert reconsider(MACHINE, 1100, underway(100e6)) == 1024
-    assert reconsider(MACHINE, 1100, underway(100e6, wanted=700)) == 700
+    assert worth_going_on(MACHINE, 1100, underway(100e6))
+    assert worth_going_on(MACHINE, 1100, underway(100e6, wanted=700))
 
 
 @pytest.mark.parametrize("rate", [0.0, 100e6 / 1000])
 def test_fetch_is_given_up_when_the_link_falls_below_computing(rate: float) -> None:
-    assert reconsider(MACHINE, 1100, underway(rate)) == 256
+    assert not worth_going_on(MACHINE, 1100, underway(rate))
 
 
 def test_finished_fetch_stays_as_it_is() -> None:
-    assert reconsider(MACHINE, 1100, underway(0.0, arrived_blocks=4)) == 1024
+    assert not worth_going_on(MACHINE, 1100, underway(0.0, arrived_blocks=4))
 
 
 def test_what_has_arrived_in_part_counts() -> None:
-    """Most of the second block is here: its rest is worth waiting for, the third one is not."""
+    """At this rate no whole block is worth waiting for, but the rest of the second is, since most of it is here."""
     one = offer(100e6)
     rate = BLOCK / SPEED.seconds(256, 512) / 3
-    almost = Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK - 1000, rate)
-    assert reconsider(MACHINE, 1100, almost) == 512
-    assert reconsider(MACHINE, 1100, Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK, rate)) == 512
+    assert not worth_going_on(MACHINE, 1100, Underway(one, 1024, 256, one.head_bytes + BLOCK, rate))
+    assert worth_going_on(MACHINE, 1100, Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK - 1000, rate))
+    assert worth_going_on(MACHINE, 1100, Underway(one, 1024, 256, one.head_bytes + 2 * BLOCK, rate))
 
 
 def test_fetch_that_ends_inside_a_block_is_finished_there() -> None:
     one = offer(100e6)
-    assert reconsider(MACHINE, 1100, Underway(one, 700, 700, one.head_bytes + 3 * BLOCK, 0.0)) == 700
+    assert not worth_going_on(MACHINE, 1100, Underway(one, 700, 700, one.head_bytes + 3 * BLOCK, 0.0))
 
 
 def test_restoring_and_decoding_raise_the_rate_that_fetching_takes() -> None:
@@ -247,7 +247,7 @@ def test_a_cut_may_be_taken_without_a_margin() -> None:
     assert best_cut(MACHINE, 1100, 0, even, just_slower_s, margin_s=0.0)[0] == 1024
 
 
-# --- whether to go on, without asking how far ------------------------------------------------------------------
+# --- whether to go on, against all there is to choose from -----------------------------------------------------
 
 
 @given(
@@ -257,7 +257,7 @@ def test_a_cut_may_be_taken_without_a_margin() -> None:
     st.integers(0, 30),
     st.integers(0, 40),
 )
-def test_going_on_is_worth_it_where_reconsidering_goes_on(
+def test_going_on_is_worth_it_where_some_later_end_is_sooner_done(
     machine: Machine, rate: float, n_prompt: int, arrived_blocks: int, more_chunks: int
 ) -> None:
     wanted = n_prompt - 1
@@ -266,4 +266,12 @@ def test_going_on_is_worth_it_where_reconsidering_goes_on(
     arrived = min(arrived_blocks * 256, wanted)
     arrived_bytes = 4000 + arrived // 256 * BLOCK + more_chunks * BLOCK // 8
     underway = Underway(plain, wanted, arrived, arrived_bytes, rate)
-    assert worth_going_on(machine, n_prompt, underway) == (reconsider(machine, n_prompt, underway) > arrived)
+
+    def seconds(n_tokens: int) -> float:
+        left_bytes = max(0, 4000 + math.ceil(n_tokens / 256) * BLOCK - arrived_bytes) if n_tokens > arrived else 0
+        arriving_s = (left_bytes / rate if rate else math.inf) if left_bytes else 0.0
+        return arriving_s + machine.restore_s(n_tokens * RAW) + machine.prefill.seconds(n_tokens, n_prompt)
+
+    later = [min(wanted, n_tokens) for n_tokens in range(arrived + 256 - arrived % 256, n_blocks * 256 + 1, 256)]
+    sooner = any(seconds(n_tokens) < seconds(arrived) for n_tokens in later)
+    assert worth_going_on(machine, n_prompt, underway) == sooner
