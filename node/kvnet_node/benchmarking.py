@@ -88,7 +88,10 @@ class Bench:
         Raises:
             EngineError: it did not; the row would show something else than it says.
         """
-        timing = self.asker.answer(self.chat, self.model, *flags)
+        if source == "peer":
+            timing = self.asker.answer_from_peer(self.chat, self.model)
+        else:
+            timing = self.asker.answer(self.chat, self.model, *flags)
         found = sum(each["tokens"] for each in timing.sources if each["source"] == source)
         wanted = self.prefix_tokens if source else 0
         if (found if source else timing.reused_tokens) != wanted:

@@ -37,8 +37,8 @@ QUICK_TOKENS = 256
 SLOW_TOKENS = 384
 """Prefix without OpenBLAS: prefill is then about 17 times slower, and the demo is to end within four minutes."""
 
-COMMAND_TIMEOUT_S = 240.0
-START_TIMEOUT_S = 240.0
+COMMAND_TIMEOUT_S = START_TIMEOUT_S = 240.0
+PEER_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +224,20 @@ class Side:
         self.run(
             "generate", "--model", str(model), "--prompt", WARM_UP_PROMPT, "--max-tokens", "2", "--no-reuse"
         )  # fmt: skip
-        shown = " ".join(["generate --chat question.json", *flags])
         result = self.run(
             "generate", "--model", str(model), "--chat", str(chat), "--max-tokens", str(ANSWER_TOKENS), *flags,
-            shown=shown,
+            shown=" ".join(["generate --chat question.json", *flags]),
         )  # fmt: skip
         return Timing(
             result["ttft_s"], result["text"], result["reused_tokens"], result["sources"], result["prompt_tokens"]
         )
+
+    def answer_from_peer(self, chat: Path, model: Path) -> Timing:
+        """As `answer`, and asked again when nothing came in time: on a busy machine a peer may be late."""
+        timings = [self.answer(chat, model)]
+        while not timings[-1].reused_tokens and len(timings) < PEER_TRIES:
+            timings.append(self.answer(chat, model))
+        return timings[-1]
 
 
 def _kvnet(data_dir: Path, *, quiet: bool = True) -> list[str]:
@@ -288,7 +294,7 @@ def run_demo(plan: DemoPlan, say: Say, show: Show | None = None) -> DemoResult:
         second.start()
         publisher = pair(first, second)
         cold = second.answer(chat, plan.model, "--no-reuse")
-        peer = second.answer(chat, plan.model)
+        peer = second.answer_from_peer(chat, plan.model)
         first.stop()
         second.stop()
         second.start()
@@ -311,15 +317,13 @@ def chat_about(document: Path, question: str) -> list[dict[str, str]]:
     """The chat B sends: the layout of the same document as ``add`` makes it, then the question."""
     from kvnet.exchange.source import lay_out
 
-    layout = lay_out([document])
-    return [{"role": "system", "content": layout.text}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": lay_out([document]).text}, {"role": "user", "content": question}]
 
 
 def _result(
     plan: DemoPlan, added: dict[str, Any], publisher: str, cold: Timing, peer: Timing, disk: Timing
 ) -> DemoResult:
     from_peer = [source for source in peer.sources if source["source"] == "peer"]
-    from_disk = [source for source in disk.sources if source["source"] in {"disk", "ram"}]
     return DemoResult(
         prefix_tokens=added["tokens"],
         fetched_tokens=sum(source["tokens"] for source in from_peer),
@@ -335,7 +339,7 @@ def _result(
         text_disk=disk.text,
         disk_ratio=round(cold.ttft_s / disk.ttft_s, 2),
         signer=next((source["signer"] for source in from_peer), publisher),
-        disk_tokens=sum(source["tokens"] for source in from_disk),
+        disk_tokens=sum(source["tokens"] for source in disk.sources if source["source"] in {"disk", "ram"}),
         note=plan.note,
     )
 

@@ -59,11 +59,13 @@ def test_a_long_text_goes_on_with_numbered_parts() -> None:
 
 
 class _Answers(Side):
-    def __init__(self, timing: Timing) -> None:
-        self.timing = timing
+    """Gives these answers in turn, and the last one from there on."""
+
+    def __init__(self, *timings: Timing) -> None:
+        self.timings = list(timings)
 
     def answer(self, *_: Any) -> Timing:
-        return self.timing
+        return self.timings.pop(0) if len(self.timings) > 1 else self.timings[0]
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,10 @@ def test_a_row_that_shows_something_else_than_it_says_is_refused(
     bench = Bench(side, side, Path("m"), Path("d"), Path("c"), prefix_tokens=9)
     with pytest.raises(EngineError, match="expected"):
         bench.answer(source=asked)
+
+
+def test_a_peer_that_was_too_late_is_asked_again() -> None:
+    late = Timing(2.0, "text", 0, [], 12)
+    side = _Answers(late, late, Timing(0.1, "text", 9, [{"source": "peer", "tokens": 9}], 12))
+    bench = Bench(side, side, Path("m"), Path("d"), Path("c"), prefix_tokens=9)
+    assert bench.answer(source="peer").ttft_s == 0.1
