@@ -49,6 +49,6 @@ async def test_a_node_that_comes_back_on_another_port_with_less_is_found_and_its
             await until(lambda: len(asker.node.sessions()) == 2, PATIENCE_S)
             await until(lambda: asker.tables.claims(query_of(first)) == [], PATIENCE_S)
             lookups = asker.node.finder.lookups
-            found = await lookups.find(query_of(second), 0, trio.current_time() + 3.0)
+            found = await lookups.find(query_of(second), 0, trio.current_time() + PATIENCE_S)
             assert found.candidates[0].providers == (provider.node.peer_id,)
             assert found.candidates[0].reusable_tokens == len(second)

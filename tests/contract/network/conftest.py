@@ -78,6 +78,9 @@ class LibP2PLab:
         seed = hashlib.sha256(name.encode()).digest()
         network = LibP2PNetwork(seed, listen=["127.0.0.1:0"], bootstrap=bootstrap, rebootstrap_interval_s=1.0)
         await self._running.start(network)
+        # It takes so many records in ten seconds, which a busy machine may need for one more.
+        assert network._providers is not None
+        network._providers._dht._provider_rate_window = 3600.0
         return network
 
     async def stop(self, network: Network) -> None:

@@ -20,7 +20,7 @@ from kvnet.network.interface import Network
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.identity import key_pair
 from kvnet.protocol.announce import AnnounceLimits
-from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode, free_port
 
 pytestmark = pytest.mark.loopback
 
@@ -58,8 +58,8 @@ async def test_a_provider_that_started_alone_is_found_and_found_again_when_its_b
     start_node: StartNode, spawn_peer: SpawnPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    boot = spawn_peer("boot")
-    listen = f"127.0.0.1:{boot.address.split('/')[4]}"
+    listen = f"127.0.0.1:{free_port()}"
+    boot = spawn_peer("boot", listen=listen)
     boot.kill()
     a = await start_node("a", bootstrap=(boot.address,))
     async with announcing(a) as announcer:

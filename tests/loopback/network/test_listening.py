@@ -1,9 +1,7 @@
 """Where nodes listen, and what they do when somebody else does already."""
 
 import os
-import random
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,22 +13,13 @@ from kvnet.network.libp2p import ports
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.ports import open_listeners, parse_listen, port_owner
 from kvnet.protocol.ids import peer_text
-from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode, free_port
 
 pytestmark = pytest.mark.loopback
 
 
 def _port(address: str) -> int:
     return int(address.split("/")[4])
-
-
-def _free_port() -> int:
-    """A free port that the system gives nobody else meanwhile: it hands out those from 32,768 on, or 49,152."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 async def _run(network: LibP2PNetwork) -> None:
@@ -58,7 +47,7 @@ async def test_two_nodes_of_one_process_cannot_share_a_port(start_node: StartNod
 
 async def test_a_failed_start_leaves_no_socket_behind(start_node: StartNode) -> None:
     a = await start_node("a")
-    free = _free_port()
+    free = free_port()
     with pytest.raises(PortInUseError):
         await _run(LibP2PNetwork(bytes(32), listen=[f"127.0.0.1:{free}", f"127.0.0.1:{_port(a.addresses()[0])}"]))
     for bound in open_listeners([f"127.0.0.1:{free}"]):
@@ -66,7 +55,7 @@ async def test_a_failed_start_leaves_no_socket_behind(start_node: StartNode) -> 
 
 
 async def test_a_node_takes_its_port_back_right_after_it_stopped(start_node: StartNode) -> None:
-    port = _free_port()
+    port = free_port()
     other = await start_node("other")
     for _ in range(3):
         network = LibP2PNetwork(bytes(32), listen=[f"127.0.0.1:{port}"])
@@ -77,7 +66,7 @@ async def test_a_node_takes_its_port_back_right_after_it_stopped(start_node: Sta
 
 
 def test_without_a_wish_the_default_port_is_taken_on_both_families() -> None:
-    default = _free_port()
+    default = free_port()
     bound = open_listeners(None, default_port=default)
     assert {b.port for b in bound} == {default}
     assert {b.host for b in bound} <= {"0.0.0.0", "::"}
@@ -85,8 +74,8 @@ def test_without_a_wish_the_default_port_is_taken_on_both_families() -> None:
         each.socket.close()
 
 
-def test_without_a_wish_a_taken_default_port_is_replaced_by_one_free_port() -> None:
-    default = _free_port()
+def test_without_a_wish_a_taken_default_port_is_replaced_by_onefree_port() -> None:
+    default = free_port()
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", default))
         squatter.listen()
@@ -98,7 +87,7 @@ def test_without_a_wish_a_taken_default_port_is_replaced_by_one_free_port() -> N
 
 
 def test_a_free_port_has_no_owner() -> None:
-    assert port_owner(_free_port()) is None
+    assert port_owner(free_port()) is None
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
