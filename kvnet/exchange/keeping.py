@@ -283,7 +283,7 @@ class Keeper:
         older: list[ArtifactHash] = []
         for artifact, _ in self._store.find_prefix(record.manifest.namespace, list(reversed(keys))):
             one = self._store.get(artifact)
-            if one is None or artifact in named or not may_replace(record, one):
+            if one is None or artifact in named or not may_replace(record.manifest, one):
                 continue
             if self._store.tokens_of(artifact) == tokens[: one.manifest.n_tokens]:
                 older.append(artifact)

@@ -1,7 +1,8 @@
 """Add: compute what is missing of a token prefix, pack it, sign it, store it."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import trio
@@ -13,7 +14,6 @@ from kvnet.errors import (
     EngineError,
     IntegrityError,
     KvnetError,
-    NotInStoreError,
     StoreError,
     TrustError,
 )
@@ -22,17 +22,19 @@ from kvnet.exchange.identity import Identity
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.provenance import LossyOriginError, all_spans, derived_spans, require_lossless_origins
 from kvnet.exchange.reuse import Lossy, PrefixHit, Rejected, find_local, judge, restore_plan
-from kvnet.exchange.unfinished import ENDS_EARLY, Beginning, EarlyEnd, Tiles, may_replace, move_block
-from kvnet.format.chunks import ChunkEntry, ChunkKind, ChunkPlan, layer_groups
+from kvnet.exchange.unfinished import ENDS_EARLY, Beginning, EarlyEnd, Notes, Tiles, let_go, move_block
+from kvnet.format.chunks import ChunkEntry, ChunkPlan, layer_groups
 from kvnet.format.codecs import Codec, require_storable
 from kvnet.format.fingerprint import Fingerprint
-from kvnet.format.hashes import ArtifactHash
+from kvnet.format.hashes import ArtifactHash, PrefixKey
 from kvnet.format.limits import MAX_DERIVED_SPANS
-from kvnet.format.manifest import encode_manifest
-from kvnet.format.prefix import BLOCK_TOKENS, block_keys, tokens_to_bytes
+from kvnet.format.manifest import Manifest, encode_manifest
+from kvnet.format.prefix import BLOCK_TOKENS, block_keys
 from kvnet.store.interface import ArtifactRecord, PackWriter, Store
 from kvnet.trust.envelope import StatementType, seal
 from kvnet.trust.policy import Refusal
+
+_log = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[int, int], Awaitable[None]]
 """Called with (tokens done, tokens in all)."""
@@ -216,9 +218,10 @@ class Publisher:
         held_bytes = draft.first_block * BLOCK_TOKENS * draft.fingerprint.layers.bytes_per_token
         room = draft.plan.raw_size_bytes - held_bytes
         writer = await self._lane.run(self._store.begin_pack, len(draft.plan), expected_bytes=room)
-        tiles = Tiles()
+        held_tokens = draft.source.n_tokens if draft.source is not None else 0
+        tiles = Tiles(Notes(held_tokens) if early is not None else None)
         try:
-            entries = await self._lane.run(self._write_head, writer, request, draft)
+            entries = await self._lane.run(draft.write_head, writer, request.tokens, request.context)
             try:
                 exported = await self._export(engine, request, draft, writer, tiles, progress)
             except ENDS_EARLY:
@@ -238,7 +241,7 @@ class Publisher:
             prefilled_tokens=exported.prefilled_tokens,
             prefill_s=exported.prefill_s,
             new_bytes=written_bytes(exported.chunks),
-            superseded=await self._lane.run(self._let_go, draft.source, record) if request.prefill else None,
+            superseded=await self._lane.run(let_go, self._store, draft.source, record) if request.prefill else None,
         )
 
     async def _keep_beginning(
@@ -261,7 +264,7 @@ class Publisher:
         with trio.CancelScope(shield=True):
             try:
                 record, new_bytes = await self._publish_beginning(engine, shorter, draft, interrupted, tiles)
-                gone = await self._lane.run(self._let_go, draft.source, record)
+                gone = await self._lane.run(let_go, self._store, draft.source, record)
             except (KvnetError, OSError) as error:
                 early.lost(str(error))
                 return
@@ -276,7 +279,7 @@ class Publisher:
         room = sum(tiles.written[index].length_bytes for block in blocks for index in draft.plan.tiles_of_block(block))
         writer = await self._lane.run(self._store.begin_pack, len(short.plan), expected_bytes=room)
         try:
-            entries = await self._lane.run(self._write_head, writer, shorter, short)
+            entries = await self._lane.run(short.write_head, writer, shorter.tokens, shorter.context)
             packs = (interrupted, draft.plan), (writer, short.plan)
             for block in blocks:
                 entries |= await self._lane.run(move_block, block, *packs, tiles.written)
@@ -285,34 +288,6 @@ class Publisher:
             writer.abort()
             raise
         return record, room
-
-    def _let_go(self, source: PrefixHit | None, record: ArtifactRecord) -> ArtifactHash | None:
-        """Release a beginning that an artifact extends, when nobody misses it."""
-        if source is None or source.n_tokens < source.manifest.n_tokens or not may_replace(record, source.record):
-            return None
-        with suppress(NotInStoreError):
-            self._store.release(source.artifact)
-        return source.artifact
-
-    def _write_head(self, writer: PackWriter, request: AddRequest, draft: Draft) -> dict[int, ChunkEntry]:
-        """Token ids and context go in as chunks; tiles of whole reused blocks are referenced where they lie."""
-        entries: dict[int, ChunkEntry] = {}
-        token_bytes = memoryview(tokens_to_bytes(request.tokens))
-        context = memoryview(request.context)
-        heads = {ChunkKind.TOKENS: token_bytes, ChunkKind.CONTEXT: context}
-        offsets = dict.fromkeys(heads, 0)
-        for spec in draft.plan:
-            if spec.kind is ChunkKind.TILE:
-                if spec.block >= draft.first_block:
-                    break
-                entries[spec.index] = draft.source_entry(spec.index)
-                writer.reference(spec.index, entries[spec.index])
-                continue
-            start = offsets[spec.kind]
-            offsets[spec.kind] = start + spec.raw_size_bytes
-            data = bytes(heads[spec.kind][start : start + spec.raw_size_bytes])
-            entries[spec.index] = ChunkEntry(len(data), writer.put(spec.index, data))
-        return entries
 
     async def _export(
         self,
@@ -347,9 +322,33 @@ class Publisher:
                 if isinstance(event, Exported):
                     return event
                 tiles.note(event)
+                if tiles.notes is not None and tiles.notes.due(event.done_tokens):
+                    await self._lane.run(self._note_beginning, engine, request, draft, writer, tiles)
                 if progress is not None:
                     await progress(event.done_tokens, event.total_tokens)
         raise EngineError("the engine ended an export without a result", hint="Run the command again.")
+
+    def _note_beginning(
+        self, engine: Engine, request: AddRequest, draft: Draft, writer: PackWriter, tiles: Tiles
+    ) -> None:
+        """Have the whole blocks computed so far outlive this process, should it be killed."""
+        n_tokens = tiles.whole_blocks(draft.plan, draft.first_block) * BLOCK_TOKENS
+        if tiles.notes is None or not tiles.notes.due(n_tokens):
+            return
+        tiles.notes.noted_tokens = n_tokens
+        shorter = replace(request, tokens=request.tokens[:n_tokens], context=b"")
+        short = self._draft(draft.fingerprint, shorter, draft.source)
+        try:
+            beginning = tiles.beginning(
+                draft,
+                short,
+                shorter.tokens,
+                lambda entries: self._signed(engine, shorter, short, entries, tiles.origins),
+            )
+            self._store.note_beginning(writer, beginning)
+        except KvnetError as error:
+            # The add itself goes on, and says what is wrong if it is of any matter.
+            _log.info("what is computed would not survive this process: %s", error)
 
     def _publish(
         self,
@@ -360,6 +359,22 @@ class Publisher:
         entries: dict[int, ChunkEntry],
         origins: Sequence[Origin],
     ) -> ArtifactRecord:
+        _, envelope, keys = self._signed(engine, request, draft, entries, origins)
+        return writer.publish(envelope, keys=keys, pinned=request.pinned)
+
+    def _signed(
+        self,
+        engine: Engine,
+        request: AddRequest,
+        draft: Draft,
+        entries: Mapping[int, ChunkEntry],
+        origins: Sequence[Origin],
+    ) -> tuple[Manifest, bytes, list[PrefixKey]]:
+        """The manifest, the same signed, and the prefix keys.
+
+        Raises:
+            TrustError: the state comes from somebody not trusted, from too many, or from a lossy artifact.
+        """
         namespace = self._identity.namespaces()[0]
         key = self._identity.signing_key()
         keys = block_keys(namespace.prefix_root(draft.fingerprint.hash), request.tokens)
@@ -379,5 +394,4 @@ class Publisher:
         verdict = self._identity.policy().judge(manifest)
         if isinstance(verdict, Refusal):
             raise TrustError(f"the state is not kept: {verdict.text}", hint="Compute it anew.")
-        envelope = seal(StatementType.MANIFEST, encode_manifest(manifest), key)
-        return writer.publish(envelope, keys=keys, pinned=request.pinned)
+        return manifest, seal(StatementType.MANIFEST, encode_manifest(manifest), key), keys

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvnet.format.hashes import ArtifactHash
 from kvnet.store.containers import export_artifact, import_artifact
-from kvnet.store.interface import ArtifactRecord, Judge, KeysOf, Store, Verified
+from kvnet.store.interface import ArtifactRecord, Judge, KeysOf, PackWriter, SignedBeginning, Store, Verified
 from kvnet.store.osfile import OsFiles
 from kvnet.store.reading import read_context, read_tokens, require, verify_artifact
 
@@ -18,6 +18,10 @@ class BasicStore(Store):
 
     def __init__(self, files: OsFiles) -> None:
         self._files = files
+
+    def note_beginning(self, writer: PackWriter, beginning: SignedBeginning) -> None:
+        """See the interface. Nothing of this store outlives its process."""
+        del writer, beginning
 
     def tokens_of(self, artifact: ArtifactHash) -> list[int]:
         """See the interface."""

@@ -18,6 +18,7 @@ from kvnet.format.hashes import (
     artifact_text,
 )
 from kvnet.store.basic import BasicStore
+from kvnet.store.beginnings import take_in_noted
 from kvnet.store.chunks import ChunkReading
 from kvnet.store.collecting import Collector
 from kvnet.store.failures import storage_errors
@@ -27,8 +28,10 @@ from kvnet.store.interface import (
     ChunkLocation,
     Collected,
     KeysOf,
+    PackWriter,
     Problem,
     Rebuilt,
+    SignedBeginning,
     StoreUsage,
 )
 from kvnet.store.opening import Parts
@@ -95,6 +98,7 @@ class DiskStore(BasicStore):
         try:
             with storage_errors(f"opening the store in {directory}"):
                 store = cls(parts, now, keys_of)
+            take_in_noted(store, parts.files, parts.unfinished)
             store._settle(keys_of)
         except BaseException:
             parts.close()
@@ -250,6 +254,10 @@ class DiskStore(BasicStore):
     def begin_pack(self, n_chunks: int, *, expected_bytes: int = 0) -> DiskPackWriter:
         """See the interface."""
         return self._packing.begin(n_chunks, expected_bytes)
+
+    def note_beginning(self, writer: PackWriter, beginning: SignedBeginning) -> None:
+        """See the interface."""
+        self._packing.note_beginning(writer, beginning)
 
     def has_partial(self, artifact: ArtifactHash) -> bool:
         """See the interface."""

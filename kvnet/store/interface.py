@@ -17,6 +17,7 @@ from kvnet.store.values import (
     Collected,
     Problem,
     Rebuilt,
+    SignedBeginning,
     StoreUsage,
     Verified,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Placed",
     "Problem",
     "Rebuilt",
+    "SignedBeginning",
     "Store",
     "StoreUsage",
     "Verified",
@@ -116,6 +118,21 @@ class Store(Protocol):
         Raises:
             StoreFullError: there is no room.
             StoreError: the disk failed.
+        """
+        ...
+
+    def note_beginning(self, writer: PackWriter, beginning: SignedBeginning) -> None:
+        """Note what of a pack being filled is an artifact of its own, should this process be killed.
+
+        The next opening publishes it, after each of its chunks was read and hashed. A later note takes the place of
+        this one, and the end of the writer takes it back. A store that ends with its process notes nothing.
+
+        Args:
+            writer: of this store, not ended; it was made by :meth:`begin_pack`.
+            beginning: the artifact.
+
+        Raises:
+            StoreError: the writer has ended, or the disk failed.
         """
         ...
 

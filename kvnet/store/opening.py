@@ -4,8 +4,10 @@ import logging
 import os
 import sqlite3
 from contextlib import suppress
+from pathlib import Path
 
 from kvnet.errors import StoreError, StoreFullError
+from kvnet.store.beginnings import note_of, noted_packs
 from kvnet.store.database import IndexUnreadableError
 from kvnet.store.failures import storage_errors
 from kvnet.store.index import Index
@@ -31,6 +33,7 @@ class Parts:
     Attributes:
         index: what is held where.
         problems: what was not taken in, and why.
+        unfinished: packs with a note that a process which was killed left behind.
         partials: packs of interrupted fetches.
         space: what is held, and what has to go.
 
@@ -42,15 +45,16 @@ class Parts:
     problems: tuple[Problem, ...]
     partials: Partials
     space: Space
+    unfinished: tuple[Path, ...]
 
     def __init__(self, files: OsFiles, paths: StorePaths, *, quota_bytes: int, min_free_bytes: int) -> None:
         self.files = files
         self.paths = paths
         self._quota_bytes = quota_bytes
         self._min_free_bytes = min_free_bytes
-        self._open()
+        self._open(first=True)
 
-    def _open(self) -> None:
+    def _open(self, *, first: bool) -> None:
         what = f"opening the store in {self.paths.root}"
         with storage_errors(what):
             for folder in self.paths.folders():
@@ -60,7 +64,9 @@ class Parts:
         index = self._open_index(what)
         try:
             with storage_errors(what):
-                remove_temporary_files(self.files, self.paths)
+                # Later, packs with a note may be those that somebody is filling.
+                unfinished = noted_packs(self.paths) if first else []
+                remove_temporary_files(self.files, self.paths, {*unfinished, *map(note_of, unfinished)})
                 problems = self._reconciled(index)
                 taken = self.partials.taken if hasattr(self, "partials") else frozenset()
                 partials = Partials(self.files, self.paths, taken)
@@ -76,6 +82,7 @@ class Parts:
             index.close()
             raise
         self.index, self.problems, self.partials, self.space = index, problems, partials, space
+        self.unfinished = tuple(unfinished)
 
     def _open_index(self, what: str) -> Index:
         """The index, which nobody else opens from now on; on a full disk what was left behind makes room for it."""
@@ -111,7 +118,7 @@ class Parts:
         """
         self.close()
         evicted = self.space.evicted
-        self._open()
+        self._open(first=False)
         self.space.evicted = evicted
 
     def index_anew(self, *, verify_chunks: bool) -> None:

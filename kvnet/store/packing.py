@@ -1,5 +1,6 @@
 """Packs being filled: begun or gone on with, kept safe while they are, and given their place."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -7,9 +8,10 @@ from typing import Protocol, TypeVar
 from kvnet.errors import StoreError
 from kvnet.format.chunks import ChunkEntry
 from kvnet.format.hashes import ArtifactHash, ChunkHash
+from kvnet.store.beginnings import note_of, write_note
 from kvnet.store.collecting import Collector
 from kvnet.store.filling import PackDraft
-from kvnet.store.interface import ArtifactRecord, Store
+from kvnet.store.interface import ArtifactRecord, PackWriter, SignedBeginning, Store
 from kvnet.store.opening import Parts
 from kvnet.store.placing import Placing
 from kvnet.store.presence import Gate
@@ -18,6 +20,8 @@ from kvnet.store.resuming import ResumablePackWriter
 from kvnet.store.writer import DiskPackWriter
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class PackedStore(Store, Protocol):
@@ -45,6 +49,7 @@ class Packing:
         self._collector = collector
         self._placing = placing
         self._store = store
+        self._noted: set[PackWriter] = set()
 
     def begin(self, n_chunks: int, expected_bytes: int, *, read_soon: bool = True) -> DiskPackWriter:
         """See :meth:`Store.begin_pack`; of chunks that are not read soon nothing stays in the page cache."""
@@ -78,6 +83,15 @@ class Packing:
             raise
         return writer
 
+    def note_beginning(self, writer: PackWriter, beginning: SignedBeginning) -> None:
+        """See :meth:`Store.note_beginning`; the file is written outside the lock."""
+        with self._gate:
+            self._store.require_open()
+            if writer not in self._parts.space.leases:
+                raise StoreError("expected a pack that is being filled, found one that has ended")
+            self._noted.add(writer)
+        write_note(self._parts.files, writer.path, beginning)
+
     def _with_room(self, need_bytes: int, then: Callable[[], T]) -> T:
         def checked() -> T:
             self._store.require_open()
@@ -101,12 +115,21 @@ class Packing:
             return True
 
     def forget(self, writer: DiskPackWriter) -> None:
-        """The writer has ended: end its leases."""
+        """The writer has ended: end its leases, and take back what was noted of its pack."""
+        noted = False
 
         def forget() -> None:
+            nonlocal noted
             self._parts.space.leases.pop(writer, None)
+            noted = writer in self._noted
+            self._noted.discard(writer)
 
         self._gate.while_away(forget)
+        if noted:
+            try:
+                self._parts.files.unlink(note_of(writer.path))
+            except OSError as error:
+                _log.warning("store: a note of a pack stays until the store opens again: %s", error.strerror)
 
     def suspended(self, path: Path) -> None:
         """Nobody fills a partial pack any more; what is left of it may be gone on with."""

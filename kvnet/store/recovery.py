@@ -6,7 +6,7 @@ changed is dropped; a removed artifact stays removed; what is no pack is set asi
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kvnet.errors import (
@@ -27,10 +27,10 @@ from kvnet.store.packs import FoundPack, PackContents, StorePaths, read_pack, sc
 _log = logging.getLogger(__name__)
 
 
-def remove_temporary_files(files: OsFiles, paths: StorePaths) -> None:
-    """Remove what packs that were never published left behind."""
+def remove_temporary_files(files: OsFiles, paths: StorePaths, spare: Collection[Path] = ()) -> None:
+    """Remove what packs that were never published left behind, but for files that are still of use."""
     for entry in os.scandir(paths.temporary):
-        if not entry.is_dir(follow_symlinks=False):
+        if not entry.is_dir(follow_symlinks=False) and Path(entry.path) not in spare:
             files.unlink(Path(entry.path))
 
 

@@ -1,5 +1,6 @@
 """What a store hands out: records of artifacts, places of chunks, and what its longer operations found or did."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,25 @@ class ChunkLocation:
     offset: int
     length_bytes: int
     hash: ChunkHash
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBeginning:
+    """An artifact of the beginning of a text, whose tiles lie in a pack that is still being filled for all of it.
+
+    Attributes:
+        envelope: its signed manifest.
+        entries: its whole chunk list.
+        chunks: stored bytes of chunks that lie nowhere yet, by index: its token ids.
+        offsets: where others lie in that pack, by index; what is in neither of the two is held by the store.
+        replaces: an artifact that nobody misses once this one is there, unless it is pinned by then.
+    """
+
+    envelope: bytes
+    entries: tuple[ChunkEntry, ...]
+    chunks: Mapping[int, bytes]
+    offsets: Mapping[int, int]
+    replaces: ArtifactHash | None = None
 
 
 @dataclass(frozen=True, slots=True)
