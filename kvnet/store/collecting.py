@@ -11,6 +11,7 @@ from kvnet.store.eviction import is_fresh, too_late_s
 from kvnet.store.failures import storage_errors
 from kvnet.store.interface import Collected
 from kvnet.store.opening import Parts
+from kvnet.store.placing import MAX_LOG_BYTES
 from kvnet.store.presence import Gate
 from kvnet.store.removing import Removing
 
@@ -155,9 +156,17 @@ class Collector:
 
     def _collected(self, removed: Sequence[ArtifactHash], before_bytes: int) -> Collected:
         with self._gate:
-            if not self._gate.waiting:
+            if self._may_empty_log():
                 self._parts.index.checkpoint()
             return Collected(tuple(removed), max(0, before_bytes - self._parts.space.held_bytes()))
+
+    def _may_empty_log(self) -> bool:
+        """Whether the index's log may be emptied, which waits for the medium under the lock.
+
+        Whoever fills a pack comes for the lock at any moment, and empties a long log itself when the pack is placed.
+        """
+        filling = self._parts.space.leases and self._parts.index.log_bytes() <= MAX_LOG_BYTES
+        return not (self._gate.waiting or filling)
 
     def _let_go(self, victims: Sequence[ArtifactHash], *, also_fresh: bool = False) -> list[ArtifactHash]:
         """Evict, one after the other; whoever wants the store meanwhile comes first."""
