@@ -188,10 +188,6 @@ class DiskStore(BasicStore):
             return self._parts.index.has_chunk(chunk)
         return False
 
-    def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
-        """See the interface."""
-        return self.locate_all([chunk])[0]
-
     def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
         """See the interface."""
         found: dict[ChunkHash, tuple[str, PlacedChunk]] = {}

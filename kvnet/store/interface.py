@@ -72,12 +72,8 @@ class Store(Protocol):
         """Whether a chunk is held."""
         ...
 
-    def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
-        """Where a chunk lies; ``None`` when it is not held."""
-        ...
-
     def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
-        """Where chunks lie, each as `locate` says: sooner found together than one by one."""
+        """Where chunks lie; ``None`` for each that is not held."""
         ...
 
     def read_chunk(self, chunk: ChunkHash) -> bytes:

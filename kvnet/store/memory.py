@@ -1,6 +1,6 @@
 """A store in memory: the same contract without a disk; for tests, and for nodes that are to leave nothing behind.
 
-Other processes read and write chunks through files, so :attr:`MemoryPackWriter.path` and :meth:`MemoryStore.locate`
+Other processes read and write chunks through files, so :attr:`MemoryPackWriter.path` and :meth:`MemoryStore.locate_all`
 make private temporary files, and only when they are asked.
 """
 
@@ -108,8 +108,7 @@ class MemoryStore(BasicStore):
                 raise IntegrityError(f"the chunk {chunk.hex()[:16]} does not match its hash any more and was dropped")
             return data
 
-    def locate(self, chunk: ChunkHash) -> ChunkLocation | None:
-        """See the interface."""
+    def _locate(self, chunk: ChunkHash) -> ChunkLocation | None:
         with self._lock:
             data = self._all.chunks.get(chunk)
             if data is None:
@@ -125,7 +124,7 @@ class MemoryStore(BasicStore):
 
     def locate_all(self, chunks: Sequence[ChunkHash]) -> list[ChunkLocation | None]:
         """See the interface."""
-        return [self.locate(chunk) for chunk in chunks]
+        return [self._locate(chunk) for chunk in chunks]
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 

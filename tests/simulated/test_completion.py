@@ -377,7 +377,7 @@ async def test_damage_on_disk_is_set_aside_and_the_answer_comes_all_the_same(
     first = await a.ask(SYSTEM, QUESTION)
     await a.engine.drop_live()
     record = a.store.artifacts()[0]
-    location = a.store.locate(record.entries[record.manifest.plan().tiles_of_block(1)[0]].hash)
+    location = a.store.locate_all([record.entries[record.manifest.plan().tiles_of_block(1)[0]].hash])[0]
     assert location is not None
     location.path.chmod(0o600)
     with location.path.open("r+b") as file:

@@ -20,7 +20,7 @@ PROMPT = [*TOKENS, 5, 6, 7]
 
 def damage(node: Node, record: ArtifactRecord, index: int) -> None:
     """Change one byte of a chunk where it lies."""
-    location = node.store.locate(record.entries[index].hash)
+    location = node.store.locate_all([record.entries[index].hash])[0]
     assert location is not None
     location.path.chmod(0o600)
     with location.path.open("r+b") as file:

@@ -356,20 +356,20 @@ def test_a_located_chunk_can_be_read_by_another_process(store: Store) -> None:
     artifact = sample()
     publish(store, artifact)
     for entry, data in zip(artifact.entries, artifact.chunks, strict=True):
-        location = store.locate(entry.hash)
+        location = store.locate_all([entry.hash])[0]
         assert location is not None
         with location.path.open("rb") as file:
             file.seek(location.offset)
             assert file.read(location.length_bytes) == data
         assert location.path.stat().st_mode & 0o777 == 0o600
-    assert store.locate(ChunkHash(bytes(32))) is None
+    assert store.locate_all([ChunkHash(bytes(32))])[0] is None
 
 
 def test_chunks_are_located_together_as_one_by_one(store: Store) -> None:
     artifact = sample()
     publish(store, artifact)
     wanted = [ChunkHash(bytes(32)), *(entry.hash for entry in reversed(artifact.entries)), artifact.entries[0].hash]
-    assert store.locate_all(wanted) == [store.locate(chunk) for chunk in wanted]
+    assert store.locate_all(wanted) == [store.locate_all([chunk])[0] for chunk in wanted]
     assert store.locate_all(wanted)[0] is None
     assert store.locate_all([]) == []
 

@@ -103,7 +103,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def check_away(store: DiskStore) -> None:
     """Nothing is found, nothing is taken, nothing is waited for."""
     assert not store.has_chunk(FIRST.entries[0].hash)
-    assert store.locate(FIRST.entries[0].hash) is None
+    assert store.locate_all([FIRST.entries[0].hash])[0] is None
     assert store.take_evicted() == []
     for ask in (
         store.artifacts,

@@ -43,7 +43,7 @@ def store(tmp_path: Path, files: BadSectors) -> DiskStore:
     store = DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0, keys_of=keys_of, files=files)
     publish(store, ARTIFACT, pinned=True)
     publish(store, OTHER)
-    place = store.locate(ARTIFACT.entries[3].hash)
+    place = store.locate_all([ARTIFACT.entries[3].hash])[0]
     assert place is not None
     files.bad_offset = place.offset
     return store

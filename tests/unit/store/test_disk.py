@@ -297,7 +297,7 @@ def test_a_pack_in_use_elsewhere_is_read_on_while_it_is_compacted(open_store: Op
     store = open_store()
     publish(store, FIRST)
     publish(store, SECOND)
-    location = store.locate(FIRST.entries[1].hash)
+    location = store.locate_all([FIRST.entries[1].hash])[0]
     assert location is not None
     with location.path.open("rb") as held:
         store.remove(FIRST.hash)
@@ -350,14 +350,14 @@ def test_a_damaged_chunk_is_never_given_away(open_store: OpenStore) -> None:
     publish(store, FIRST)
     publish(store, SECOND)
     shared = FIRST.entries[1].hash
-    location = store.locate(shared)
+    location = store.locate_all([shared])[0]
     assert location is not None
     flip(location.path, location.offset + 100)
     with pytest.raises(IntegrityError):
         store.read_chunk(shared)
     with pytest.raises(NotInStoreError):
         store.read_chunk(shared)
-    assert store.locate(shared) is None
+    assert store.locate_all([shared])[0] is None
     assert [record.complete for record in store.artifacts()] == [False, False]
     # It can be fetched again, and then both are whole.
     publish(store, SECOND)
@@ -370,7 +370,7 @@ def test_a_damaged_chunk_is_never_given_away(open_store: OpenStore) -> None:
 def test_a_sound_copy_of_a_damaged_chunk_is_read_in_its_place(open_store: OpenStore) -> None:
     store = open_store()
     publish(store, FIRST)
-    location = store.locate(FIRST.entries[1].hash)
+    location = store.locate_all([FIRST.entries[1].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     with pytest.raises(IntegrityError):
@@ -383,7 +383,7 @@ def test_a_sound_copy_of_a_damaged_chunk_is_read_in_its_place(open_store: OpenSt
 def test_verification_names_the_damaged_chunk(open_store: OpenStore) -> None:
     store = open_store()
     publish(store, FIRST)
-    location = store.locate(FIRST.entries[2].hash)
+    location = store.locate_all([FIRST.entries[2].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     assert store.verify(FIRST.hash).bad == (2,)
@@ -394,7 +394,7 @@ def test_verification_names_the_damaged_chunk(open_store: OpenStore) -> None:
 def test_damaged_token_ids_lead_nowhere(open_store: OpenStore) -> None:
     store = open_store()
     publish(store, FIRST)
-    location = store.locate(FIRST.entries[0].hash)
+    location = store.locate_all([FIRST.entries[0].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     with pytest.raises(IntegrityError):
@@ -405,7 +405,7 @@ def test_damaged_token_ids_lead_nowhere(open_store: OpenStore) -> None:
 def test_a_rebuild_that_hashes_chunks_leaves_out_the_damaged_ones(open_store: OpenStore) -> None:
     store = open_store()
     publish(store, FIRST)
-    location = store.locate(FIRST.entries[2].hash)
+    location = store.locate_all([FIRST.entries[2].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     rebuilt = store.rebuild(keys_of, verify_chunks=True)
@@ -654,7 +654,7 @@ def test_a_damaged_chunk_is_not_carried_into_a_compacted_pack(open_store: OpenSt
     store = open_store()
     publish(store, FIRST)
     publish(store, SECOND)
-    location = store.locate(FIRST.entries[1].hash)
+    location = store.locate_all([FIRST.entries[1].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     store.remove(FIRST.hash)
@@ -722,7 +722,7 @@ def test_a_failed_export_leaves_no_file(open_store: OpenStore, tmp_path: Path, o
 def test_an_export_ends_at_the_first_damaged_chunk(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     publish(store, FIRST)
-    location = store.locate(FIRST.entries[2].hash)
+    location = store.locate_all([FIRST.entries[2].hash])[0]
     assert location is not None
     flip(location.path, location.offset)
     with pytest.raises(IntegrityError):

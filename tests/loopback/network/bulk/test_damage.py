@@ -21,7 +21,7 @@ async def test_damaged_chunk_is_refused_and_makes_no_liar_of_its_owner(tmp_path:
         record = holder.store.get(artifact)
         assert record is not None
         damaged = record.entries[-1].hash
-        place = holder.store.locate(damaged)
+        place = holder.store.locate_all([damaged])[0]
         assert place is not None
         with place.path.open("r+b") as pack:
             pack.seek(place.offset)
