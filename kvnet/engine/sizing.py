@@ -25,6 +25,7 @@ ETHERNET_10G_BYTES_PER_S = 1_250_000_000 * 1448 // 1538
 # IP over Thunderbolt 3 and 4 runs on the 22 Gbit/s left for PCIe; about 18 Gbit/s arrive as payload. An assumption.
 THUNDERBOLT_BYTES_PER_S = 2_250_000_000
 
+# As a table shows them.
 LINKS: tuple[tuple[str, int], ...] = (
     ("Wi-Fi", WIFI_BYTES_PER_S),
     ("1 GbE", ETHERNET_1G_BYTES_PER_S),
@@ -34,7 +35,9 @@ LINKS: tuple[tuple[str, int], ...] = (
 
 # --- sizes ----------------------------------------------------------------------------------------------------
 
+# As in kvnet.format.prefix.
 TOKEN_ID_SIZE_BYTES = 4
+# Shown where no number is asked for.
 DEFAULT_TOKEN_COUNTS = (8_000, 32_000, 128_000)
 _MAX_TOKENS = 1 << 32
 _MAX_USERS = 1 << 20

@@ -10,6 +10,7 @@ from kvnet.engine.prompts import Boundary, BoundaryKind, JsonObject, PromptKind,
 from kvnet.errors import PromptError
 
 DEFAULT_MAX_TOKENS = 64
+"""Of a request that does not say."""
 
 Render = Callable[..., list[int]]
 """Messages and template inputs to tokens; ``answer`` asks for the beginning of an answer."""

@@ -38,6 +38,8 @@ Rows = NDArray[np.float32]
 """(tokens, layers, K or V, heads, dim)."""
 
 ROW_SHAPE = (N_LAYERS, 2, HEADS, DIM)
+"""Of one token: layer, K or V, head, element."""
+
 NO_ROWS: Rows = np.zeros((0, *ROW_SHAPE), np.float32)
 
 

@@ -17,6 +17,7 @@ MAX_FRAME_BYTES = 64 << 20
 """A prompt of four million tokens with room to spare; more is a defect, not a request."""
 
 HEADER = struct.Struct(">IB")
+"""Of a frame: length of what follows it, and the place of its type in `CALLS` or `EVENTS`."""
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -32,17 +32,22 @@ from kvnet.format.limits import (
 )
 
 CONTAINER_VERSION: Final = 1
+"""The only one this build writes and reads."""
 MAGIC: Final = b"\x89kva\r\n\x1a\n"
 """Begins with a byte that is no text and holds both line endings: a file mangled as text is noticed at once."""
 TRAILER_MAGIC: Final = b"kva-end\n"
+"""The last 8 bytes: a container that was cut short has none."""
 _HEADER: Final = struct.Struct("<8sII")
 _U32: Final = struct.Struct("<I")
 _PLACEMENT: Final = struct.Struct("<IQI")
 _TRAILER: Final = struct.Struct("<Q32s8s")
 
 HEADER_SIZE_BYTES: Final = _HEADER.size
+"""Magic, version and number of chunks."""
 PLACEMENT_SIZE_BYTES: Final = _PLACEMENT.size
+"""Of one chunk in the footer: index, offset and size."""
 TRAILER_SIZE_BYTES: Final = _TRAILER.size
+"""Length and hash of the footer, and the magic."""
 MAX_STORED_CHUNK_BYTES: Final = max(max_stored_bytes(codec, MAX_CHUNK_BYTES) for codec in Codec)
 """No chunk of any codec is stored in more."""
 

@@ -31,6 +31,7 @@ NamespaceId = NewType("NamespaceId", bytes)
 ChunkHash = NewType("ChunkHash", bytes)
 """BLAKE3 of a chunk's stored bytes."""
 
+# Contexts of BLAKE3's key derivation, one for each thing that is hashed; docs/format.md says of what each is used.
 FINGERPRINT_CONTEXT: Final = "kvnet 2026-11 fingerprint"
 NAMESPACE_CONTEXT: Final = "kvnet 2026-11 namespace id"
 PREFIX_ROOT_CONTEXT: Final = "kvnet 2026-11 prefix root"
@@ -42,6 +43,7 @@ ARTIFACT_PREFIX: Final = "bafyr4i"
 SHORT_CHARACTERS: Final = 8
 """Fewest characters after the prefix that count as a short hash; shown by :func:`short_text`."""
 
+# Codes of the multicodec table: CIDv1, dag-cbor, blake3 with 32 bytes, sha2-256.
 _CID_VERSION: Final = 0x01
 _DAG_CBOR: Final = 0x71
 BLAKE3_256: Final = 0x1E

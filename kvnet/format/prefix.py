@@ -31,6 +31,7 @@ PUBLIC_PREFIX_SECRET: Final = derive_key(PUBLIC_NAMESPACE_CONTEXT, b"")
 """The public namespace's prefix secret: a constant that everybody can compute."""
 
 TOKEN_SIZE_BYTES: Final = 4
+"""A token id is a u32, little-endian."""
 
 
 def prefix_root(prefix_secret: bytes, fingerprint_hash: FingerprintHash) -> bytes:

@@ -21,11 +21,13 @@ from kvnet.format.hashes import BytesLike, ChunkHash, blake3_hash
 from kvnet.format.limits import HASH_SIZE_BYTES, MAX_TOKEN_ID
 
 SAMPLE_VERSION: Final = 1
+"""Of the layout, and of the token ids that everybody makes alike."""
 SAMPLE_TOKENS: Final = 512
 """Tokens that are prefilled; two blocks."""
 SAMPLE_STEP: Final = 64
 """Tokens computed at once: short, so that a request which arrives meanwhile waits for no more than such a step."""
 SAMPLE_CONTEXT: Final = "kvnet 2026-11 sample tokens"
+"""Under which BLAKE3 derives the numbers that give the token ids."""
 
 MAX_SAMPLE_BYTES: Final = 192 * 1024
 """A whole sample; fits a frame."""

@@ -13,6 +13,7 @@ from kvnet.format.hashes import ArtifactHash, artifact_text, parse_artifact_text
 from kvnet.format.limits import HASH_SIZE_BYTES, MAX_ADDRESS_BYTES, MAX_TICKET_ADDRESSES, MAX_TICKET_BYTES
 
 SCHEME: Final = "kvnet:"
+"""Every ticket begins so."""
 _ADDRESS: Final = re.compile(rf"/[A-Za-z0-9/.:_%=+-]{{1,{MAX_ADDRESS_BYTES - 1}}}")
 _HINT: Final = "Copy the whole ticket, as kvnet show printed it."
 

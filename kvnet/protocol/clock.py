@@ -6,7 +6,9 @@ Nothing is decided by it. Statements expire by wall clocks, so a person is told 
 from collections.abc import Iterable
 
 CLOCK_PREFIX = "clock/"
+"""What the word begins with."""
 MAX_DIGITS = 12
+"""Of the seconds: 30,000 years. A longer word is passed over."""
 
 TOLERABLE_SKEW_S = 60
 """Clocks that are nearer than this trouble nothing: what expires lasts for longer."""

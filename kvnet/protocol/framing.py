@@ -7,6 +7,7 @@ comes first, and it is checked before a byte is kept for it.
 from kvnet.errors import ProtocolViolationError
 
 LENGTH_SIZE_BYTES = 4
+"""A u32."""
 MAX_FRAME_BYTES = 256 * 1024
 """The longest body. The largest message, a lookup of 4,096 keys, takes about 140 KiB."""
 

@@ -36,7 +36,9 @@ MAX_IDLE_PAGES: Final = 8
 """Pages in a row of which nothing counted, after which a peer is not asked on."""
 
 FIRST: Final = bytes(KNOWN_SIZE_BYTES)
+"""Before every short hash."""
 LAST: Final = b"\xff" * KNOWN_SIZE_BYTES
+"""Behind every one."""
 
 
 def short(digest: bytes) -> bytes:

@@ -28,6 +28,7 @@ from kvnet.protocol.messages.handshake import MAX_AGENT_LENGTH, PROTOCOL_VERSION
 from kvnet.trust.namespace import Namespace
 
 SESSION_ID_SIZE_BYTES = 16
+"""Both ends derive it; chunk requests name their session by it."""
 _SESSION_CONTEXT = "kvnet 2026-11 control session"
 
 

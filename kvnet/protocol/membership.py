@@ -27,7 +27,9 @@ from kvnet.trust.namespace import Namespace
 PROOF_ENTRIES = 8
 """Entries in a proof, and so the most namespaces a node can be in."""
 PROOF_ENTRY_SIZE_BYTES = 32
+"""A keyed BLAKE3 hash, or random bytes in its place."""
 NONCE_SIZE_BYTES = 32
+"""What each end adds, so that no proof is good a second time."""
 PADDING_SIZE_BYTES = PROOF_ENTRIES * PROOF_ENTRY_SIZE_BYTES
 """Random bytes a proof needs at most."""
 

@@ -26,6 +26,7 @@ DOUBT_S = 120.0
 MAX_DOUBLINGS = 40.0
 """After these any rate is beyond what a network does."""
 
+# See SETTLED_S.
 SETTLED_ROUND_TRIPS = 4
 SETTLED_S = 0.05
 """A delivery that took less than so many round trips and this says how far away a peer is, not how fast."""

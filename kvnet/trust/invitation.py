@@ -11,13 +11,14 @@ import hmac
 import re
 from typing import Final
 
-from kvnet.errors import KvnetError, UsageError
+from kvnet.errors import KvnetError, UsageError, elsewhere
 from kvnet.format.hashes import derive_key
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.statement_bodies import Invitation
 from kvnet.trust.statements import SignedStatement, open_statement
 
 TEXT_PREFIX: Final = "kvinv1"
+"""Every invitation's text begins so."""
 MAX_TEXT_CHARACTERS: Final = 6000
 """White space included. An invitation with two addresses has about 850 characters; eight long addresses 4,300."""
 
@@ -26,7 +27,9 @@ MAX_WORDS_AFTER: Final = 16
 
 _CHECKSUM_BYTES: Final = 4
 _CONTEXT: Final = "kvnet 2026-11 invitation text"
-_HINT: Final = "copy the whole text that `kvnet invite` printed on the other machine, or have it printed anew"
+_HINT: Final = (
+    f"copy the whole text that `{elsewhere('kvnet invite')}` printed on the other machine, or have it printed anew"
+)
 _OTHER_VERSION: Final = re.compile(r"kvinv[02-9]")
 
 

@@ -24,6 +24,7 @@ from nacl.signing import SigningKey, VerifyKey
 from kvnet.errors import UsageError
 from kvnet.format.hashes import derive_key
 
+# RFC 8032, section 5.1: private key, public key, signature.
 SEED_SIZE_BYTES = 32
 PUBLIC_KEY_SIZE_BYTES = 32
 SIGNATURE_SIZE_BYTES = 64
@@ -41,6 +42,7 @@ SMALL_ORDER_Y = frozenset({0, 1, FIELD_PRIME - 1, _ORDER_8_Y, FIELD_PRIME - _ORD
 x is 0 exactly where y is 1 or -1, so refusing these y also refuses "-0", the other non-canonical form."""
 
 TEXT_PREFIX = "kvpub1"
+"""Every publisher's text begins so."""
 _TEXT_CHECKSUM_BYTES = 3  # 32 + 3 bytes are exactly 56 characters of base32, with no bits left over
 _TEXT_LENGTH = 56
 _TEXT_CONTEXT = "kvnet 2026-11 publisher text"

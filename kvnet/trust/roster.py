@@ -24,7 +24,9 @@ from kvnet.trust.statement_bodies import MAX_MEMBERS, KeyRotation, Membership, R
 from kvnet.trust.statements import SignedStatement
 
 DEVICE: Final = "device"
+"""Role of a member of ``mine``: another machine of the same owner."""
 COLLEAGUE: Final = "colleague"
+"""Role of a member of a swarm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from nacl.signing import VerifyKey
 from kvnet.trust.keys import is_public_key
 
 EPHEMERAL_SIZE_BYTES = 32
+"""A secret key of X25519, used for one box (RFC 7748, section 5)."""
 
 
 def seal_for(member: bytes, secret: bytes, ephemeral: bytes) -> bytes | None:

@@ -18,6 +18,7 @@ MAX_PAGES: Final = 1024
 MAX_KEYS_PER_ARTIFACT: Final = 24
 """Checkpoints of an artifact: 14 powers of two reach four million tokens; the last full block; the end."""
 MAX_ADDRESSES: Final = 8
+"""Of one peer in a statement: a few interfaces, each with IPv4 and IPv6."""
 MAX_MEMBERS: Final = 128
 """Members of one namespace; every rekeying seals a secret for each."""
 SEALED_SIZE_BYTES: Final = 80
@@ -50,7 +51,11 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def subject(self) -> bytes:
-        """What it is about; with signer and type it says which statements outrank each other."""
+        """What it is about; with signer and type it says which statements outrank each other.
+
+        Raises:
+            NotImplementedError: in this class; every body has its own.
+        """
         raise NotImplementedError
 
 

@@ -30,6 +30,7 @@ class Extent(NamedTuple):
 
 
 NO_REVOCATIONS: Final = Extent()
+"""Of whoever has revoked nothing, or of whom nothing is known."""
 
 
 class Withheld:

@@ -90,7 +90,8 @@ def _kind_of(layer: int, cache: Any) -> LayerKind:
 def rows_of(cache: Any, first_token: int, n_tokens: int) -> tuple[Rows, Rows]:
     """K and V rows ``first_token`` up to ``first_token + n_tokens`` of an evaluated cache, without a copy.
 
-    The views alias MLX's memory: read them and let them go before the model runs again.
+    Each is (heads, tokens, dim), in the cache's own dtype, bfloat16 as uint16; the caches are of a batch of one. The
+    views alias MLX's memory: read them and let them go before the model runs again.
 
     Raises:
         CompatibilityError: the rows reach beyond what the cache holds.
@@ -126,7 +127,11 @@ def rows_for(n_tokens: int, capacity_tokens: int) -> int:
 
 
 def copy_rows(cache: Any, n_tokens: int, capacity_tokens: int) -> KVCache:
-    """A private, evaluated copy of the first ``n_tokens`` tokens, with room for ``capacity_tokens``."""
+    """A private, evaluated copy of the first ``n_tokens`` tokens, with room for ``capacity_tokens``.
+
+    Raises:
+        CompatibilityError: no tokens, or more than the cache holds.
+    """
     if not 0 < n_tokens <= cache.offset:
         raise CompatibilityError(f"expected 1 to {cache.offset} tokens to copy, found {n_tokens}")
     rows = rows_for(n_tokens, capacity_tokens)

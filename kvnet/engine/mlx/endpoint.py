@@ -29,6 +29,7 @@ MAX_REQUESTS = 64
 """Completions at a time; each has a thread that mostly waits."""
 
 PATHS = {PromptKind.CHAT: "/v1/chat/completions", PromptKind.TEXT: "/v1/completions"}
+"""What mlx-lm's handler is told that it is asked for."""
 
 
 class Endpoint:

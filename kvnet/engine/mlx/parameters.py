@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_STOP_TEXTS = 16
+"""Of one request; OpenAI's API takes 4."""
 MAX_STOP_CHARACTERS = 1000
+"""Of each of them."""
 
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 1000),

@@ -16,6 +16,7 @@ preload()  # as kvnet's engine does, and before MLX is imported
 
 import mlx_lm  # noqa: E402
 
+# Asked before anything is measured.
 WARM_UP = "Name the months of the year in their usual order."
 
 

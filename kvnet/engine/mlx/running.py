@@ -148,7 +148,11 @@ class Runner:
         return finished
 
     def generate(self, request: Request, asked: GenerateRequest) -> None:
-        """Prefills the prompt and hands over to the decode thread."""
+        """Prefills the prompt and hands over to the decode thread.
+
+        Raises:
+            KvnetError: as `complete`.
+        """
         tokens = self._checked(asked.tokens, asked.max_tokens)
         state = self._states.begin(request, Wish(tokens, asked.restore, len(tokens) - 1, asked.max_tokens))
         try:
@@ -171,7 +175,15 @@ class Runner:
         )
 
     def export(self, request: Request, asked: ExportRequest) -> Iterator[None]:
-        """Computes what is missing and writes tiles; a piece at each step, then tells of the result."""
+        """Computes what is missing and writes tiles; a piece at each step, then tells of the result.
+
+        Raises:
+            CompatibilityError: this model's K/V cannot be exported, or the state to restore is not for it.
+            NoLiveStateError: something would have to be computed, against what was asked.
+            EngineError: values that are not finite, or blocks left out that nothing covers.
+            StoreError: the pack cannot be written.
+            KvnetError: as `complete`.
+        """
         info = self._loaded.info
         if info.fingerprint is None:
             raise CompatibilityError(f"{info.name} cannot be exported: {info.refusal}")
@@ -205,7 +217,14 @@ class Runner:
         )
 
     def sample(self, request: Request) -> Iterator[None]:
-        """Computes the model's sample, a short step at a time, in memory that nobody else wants."""
+        """Computes the model's sample, a short step at a time, in memory that nobody else wants.
+
+        Raises:
+            CompatibilityError: this model's K/V cannot be shared, or a sample of it would be too large.
+            BusyError: there is no room for it just now.
+            OverBudgetError: there never is.
+            EngineError: values that are not finite.
+        """
         info = self._loaded.info
         if info.fingerprint is None:
             raise CompatibilityError(f"{info.name} has no sample: {info.refusal}")
@@ -232,7 +251,12 @@ class Runner:
         request.send(SampleEvent(request.id, sample.encode()))
 
     def logits(self, request: Request, asked: LogitsRequest) -> None:
-        """Prefills the prompt as a generation does, and answers with the logits after its last token."""
+        """Prefills the prompt as a generation does, and answers with the logits after its last token.
+
+        Raises:
+            EngineError: one step over the whole prompt was asked for together with state to restore.
+            KvnetError: as `complete`.
+        """
         tokens = self._checked(asked.tokens)
         if asked.one_shot and asked.restore is not None:
             raise EngineError("logits of one step over the whole prompt leave nothing to restore")

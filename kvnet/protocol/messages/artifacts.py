@@ -11,6 +11,7 @@ from kvnet.protocol.messages.fields import Bytes32, ChunkIndex, Envelope, Reques
 MAX_LOOKUP_KEYS = 4096
 """One key a block: a prompt of a million tokens."""
 MAX_MATCHES = 8
+"""Artifacts in a lookup reply."""
 MAX_RECORDS = 4
 """Provider records of others in a lookup reply."""
 MAX_RUNS = 16384

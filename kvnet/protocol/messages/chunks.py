@@ -10,6 +10,7 @@ from kvnet.protocol.messages.base import BaseMessage, decode_body
 from kvnet.protocol.messages.fields import Bytes32, ChunkIndex, Reason, Slot, Word
 
 MAX_CHUNKS_PER_REQUEST = 256
+"""A request of that many takes less than 2 KiB; whoever wants more asks again."""
 
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 

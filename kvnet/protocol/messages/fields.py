@@ -9,7 +9,9 @@ from kvnet.trust.statements import MAX_STATEMENT_BYTES
 MAX_SLOT = 7
 """A proof has 8 entries, so a session has slots 0 to 7."""
 MAX_WORD_LENGTH = 64
+"""Characters of a capability or of another name that the protocol gives."""
 MAX_REASON_LENGTH = 32
+"""Characters of the reason of a refusal."""
 
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 RequestId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]

@@ -9,10 +9,13 @@ from kvnet.protocol.messages.base import BaseMessage
 from kvnet.protocol.messages.fields import Bytes32, Word
 
 PROTOCOL_VERSION = 1
+"""The only one this build speaks."""
 
+# Of one hello; far beyond what any version says, so that the message stays small.
 MAX_VERSIONS = 8
 MAX_CAPABILITIES = 32
 MAX_AGENT_LENGTH = 128
+"""Characters of what a peer calls its program."""
 
 
 class Capability(StrEnum):
