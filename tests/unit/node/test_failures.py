@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from kvnet.errors import (
@@ -56,3 +59,23 @@ def test_an_unexpected_error_is_one_line_with_a_hint_to_look_closer() -> None:
     failure = failure_of(ValueError("first\nsecond"))
     assert "\n" not in failure.message
     assert "--verbose" in failure.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "code", "words"),
+    [
+        (errno.EACCES, "/data/keys", 2, "run with sudo"),
+        (errno.EISDIR, "/data/node.log", 2, "ls -ld"),
+        (errno.ENOSPC, None, 50, "make room"),
+        (errno.EACCES, None, 1, "--verbose"),
+        (errno.EIO, "/data/keys", 1, "--verbose"),
+    ],
+)
+def test_a_file_that_the_person_can_mend_is_named_with_what_to_do(
+    number: int, path: str | None, code: int, words: str
+) -> None:
+    error = OSError(number, os.strerror(number), path) if path else OSError(number, os.strerror(number))
+    failure = failure_of(ExceptionGroup("all", [error]))
+    assert failure.exit_code == code
+    assert words in failure.hint
+    assert path is None or path in failure.message
