@@ -37,7 +37,15 @@ ends with, and each instance an optional ``hint`` that names the next step::
     └── InterruptedByUserError    130   Ctrl-C or a stop request
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+ELSEWHERE: Final = "\u00a0"
+"""Between ``kvnet`` and the verb: a command that is meant for another machine. What is shown has a space there."""
+
+
+def elsewhere(command: str) -> str:
+    """A command for a hint that is to be run on another machine, where this one's data directory means nothing."""
+    return command.replace("kvnet ", f"kvnet{ELSEWHERE}")
 
 
 class KvnetError(Exception):

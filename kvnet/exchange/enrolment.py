@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
-from kvnet.errors import KvnetError, PeerRefusedError, TrustError
+from kvnet.errors import KvnetError, PeerRefusedError, TrustError, elsewhere
 from kvnet.exchange.lane import Lane
 from kvnet.exchange.rosters import Rosters, Scope
 from kvnet.exchange.session import PeerSession
@@ -234,7 +234,7 @@ async def enrol(
     if Capability.ENROL not in session.opened.capabilities:
         raise TrustError(
             "expected an inviter that lets guests in, found a node that does not",
-            hint="start it with `kvnet node start`, with this version of kvnet",
+            hint=f"start it with `{elsewhere('kvnet node start')}`, with this version of kvnet",
         )
     try:
         reply = await session.ask(make_enrol(invitation, session.occasion, key, label))
@@ -243,7 +243,7 @@ async def enrol(
             raise
         raise TrustError(
             "expected an invitation that the inviter takes, found one that it refuses: used up, expired, or withdrawn",
-            hint="ask for a new one: `kvnet invite` on the other machine",
+            hint=f"ask for a new one: `{elsewhere('kvnet invite')}` on the other machine",
         ) from error
     assert isinstance(reply, Enrolled)  # noqa: S101 - the session machine lets no other reply through
     return check_enrolled(reply, invitation, signed.signer, key.public, now_s=now_s)

@@ -11,7 +11,7 @@ import hmac
 import re
 from typing import Final
 
-from kvnet.errors import KvnetError, UsageError
+from kvnet.errors import KvnetError, UsageError, elsewhere
 from kvnet.format.hashes import derive_key
 from kvnet.trust.envelope import StatementType
 from kvnet.trust.statement_bodies import Invitation
@@ -27,7 +27,9 @@ MAX_WORDS_AFTER: Final = 16
 
 _CHECKSUM_BYTES: Final = 4
 _CONTEXT: Final = "kvnet 2026-11 invitation text"
-_HINT: Final = "copy the whole text that `kvnet invite` printed on the other machine, or have it printed anew"
+_HINT: Final = (
+    f"copy the whole text that `{elsewhere('kvnet invite')}` printed on the other machine, or have it printed anew"
+)
 _OTHER_VERSION: Final = re.compile(r"kvinv[02-9]")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvnet.errors import IntegrityError, MalformedError, UnsupportedVersionError, UsageError
+from kvnet.errors import IntegrityError, MalformedError, UnsupportedVersionError, UsageError, elsewhere
 from kvnet.format import cbor
 from kvnet.format.hashes import (
     ArtifactHash,
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CHECK_CONTEXT = "kvnet 2026-11 namespace file"
 _MAGIC: Final = "kvnet namespace"
 _VERSION = 1
-_EXPORT_HINT = "`kvnet namespace export FILE` on the other machine writes one"
+_EXPORT_HINT = f"`{elsewhere('kvnet namespace export FILE')}` on the other machine writes one"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvnet.errors import ConfigError, TrustError, UsageError
+from kvnet.errors import ConfigError, TrustError, UsageError, elsewhere
 from kvnet.exchange.measured import Measurements
 from kvnet.exchange.rosters import Rosters
 from kvnet.exchange.statements import Statements
@@ -256,7 +256,7 @@ class NodeIdentity:
         if any(key.publisher == text for key in self.own_keys()):
             raise UsageError(
                 f"{text} is this node's own key, which is always believed",
-                hint="run kvnet key show on the other machine and trust what it prints",
+                hint=f"run {elsewhere('kvnet key show')} on the other machine and trust what it prints",
             )
         if any(entry.publisher == text for entry in self._trusted):
             return text, False

@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
+from kvnet.errors import NetworkError, PeerUnreachableError, UsageError, elsewhere
 from kvnet.exchange.node import ExchangeNode
 from kvnet.exchange.session import PeerSession
 from kvnet.protocol.ids import PeerId, peer_text
@@ -82,7 +82,7 @@ async def reach(node: ExchangeNode, invitation: Invitation) -> PeerSession:
         raise PeerUnreachableError(
             f"expected the inviter at {', '.join(addresses) or 'an address'}, found nobody there"
             + (f" ({reasons[0]})" if reasons else ""),
-            hint="is kvnet node start running on the other machine, and are both in one network? "
+            hint=f"is {elsewhere('kvnet node start')} running on the other machine, and are both in one network? "
             "kvnet doctor --network looks",
         )
     return found[0]

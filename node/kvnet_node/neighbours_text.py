@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from kvnet.errors import elsewhere
 from kvnet.network.places import host_of
 from kvnet.protocol.ids import short_peer_text
 
 if TYPE_CHECKING:
     from kvnet.exchange.neighbours import Neighbour
 
-JOIN_STEPS = "kvnet invite --device here, then kvnet join - there"
+JOIN_STEPS = f"kvnet invite --device here, then {elsewhere('kvnet join -')} there"
 """What makes two nodes share: the commands, and where."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from kvnet.errors import elsewhere
 from kvnet.network.places import LOOPBACK, host_of, port_of
 from kvnet.protocol.clock import TOLERABLE_SKEW_S
 from kvnet.protocol.ids import parse_peer_text, short_peer_text
@@ -14,7 +15,9 @@ PRIVACY_PATH = "System Settings > Privacy & Security > Local Network"
 ALLOW_HERE = f"{PRIVACY_PATH}: allow the terminal that runs kvnet, then start it again"
 LET_IN = "let TCP 5864 and 5865 in (on macOS: System Settings > Network > Firewall > Options: allow python)"
 DROPPED = "a firewall drops it, there or here on its way out, or that machine has fallen asleep since"
-TRY_THERE = "kvnet doctor --network --peer ADDRESS, with an address the kvnet node status of one of them shows"
+STATUS_THERE = elsewhere("kvnet node status")
+TRY_THERE = f"kvnet doctor --network --peer ADDRESS, with an address the {STATUS_THERE} of one of them shows"
+USE_SHOWN = f"use an address that {STATUS_THERE} shows on the other machine"
 
 
 def judge(found: NetworkCheckResult) -> list[Finding]:
@@ -110,8 +113,9 @@ def _neighbours(found: NetworkCheckResult) -> Iterator[Finding]:
             "neighbours",
             "note",
             "nobody else is heard on this network",
-            "run kvnet node start on the other machine, on the same network (guest networks keep machines apart); "
-            "or name it: kvnet doctor --network --peer ADDRESS, with an address its kvnet node status shows",
+            f"run {elsewhere('kvnet node start')} on the other machine, on the same network (guest networks keep "
+            "machines apart); or name it: kvnet doctor --network --peer ADDRESS, with an address its "
+            f"{STATUS_THERE} shows",
         )
     tried = {reach.address: reach for reach in found.unreached}
     for neighbour in found.neighbours:
@@ -131,7 +135,7 @@ def _unreached(neighbour: NeighbourEntry, reach: Reach, platform: str) -> Findin
             return Finding("neighbour", "problem", text, f"is that machine awake? Then {LET_IN} on it")
         case "refused":
             text = f"{who} is heard, and nothing listens on TCP {port} there: its node has just ended, or restarts"
-            return Finding("neighbour", "problem", text, "kvnet node start there")
+            return Finding("neighbour", "problem", text, f"{elsewhere('kvnet node start')} there")
         case "open":
             text = f"{who} was not reached before and takes connections now"
             return Finding("neighbour", "note", text, f"kvnet doctor --network --peer {reach.address} tries it whole")
@@ -252,7 +256,7 @@ def _version(reach: Reach) -> Finding:
 
 def _not_kvnet(reach: Reach) -> Finding:
     text = f"{_place(reach.address)} is a libp2p node and speaks no kvnet"
-    return Finding("peer", "problem", text, "use an address that kvnet node status shows on the other machine")
+    return Finding("peer", "problem", text, USE_SHOWN)
 
 
 def _no_session(reach: Reach) -> Finding:
@@ -266,7 +270,7 @@ def _no_session(reach: Reach) -> Finding:
 
 def _other_peer(reach: Reach) -> Finding:
     prefix = reach.address.rpartition("/p2p/")[0]
-    hint = "use the address that its kvnet node status shows now"
+    hint = f"use the address that its {STATUS_THERE} shows now"
     if reach.answered_by:
         hint = f"if that is the node you mean: kvnet doctor --network --peer {prefix}/p2p/{reach.answered_by}"
     return Finding("peer", "problem", f"another node answers at {_place(reach.address)} than the one named", hint)
@@ -274,7 +278,7 @@ def _other_peer(reach: Reach) -> Finding:
 
 def _no_handshake(reach: Reach) -> Finding:
     text = f"{_place(reach.address)} is open, and what answers is no node: {reach.detail}"
-    return Finding("peer", "problem", text, "use an address that kvnet node status shows on the other machine")
+    return Finding("peer", "problem", text, USE_SHOWN)
 
 
 def _open(reach: Reach) -> Finding:
@@ -286,7 +290,7 @@ def _refused(reach: Reach) -> Finding:
         "peer",
         "problem",
         f"the machine at {_place(reach.address)} is there, and nothing listens on that port",
-        "run kvnet node start there; its kvnet node status shows the port it has now",
+        f"run {elsewhere('kvnet node start')} there; its {STATUS_THERE} shows the port it has now",
     )
 
 
@@ -306,18 +310,18 @@ def _no_route(reach: Reach) -> Finding:
         "peer",
         "problem",
         f"{_place(reach.address)} {where}: {reach.detail}",
-        "is the machine awake and on the same network? its kvnet node status shows its addresses; on macOS see also "
+        f"is the machine awake and on the same network? its {STATUS_THERE} shows its addresses; on macOS see also "
         + PRIVACY_PATH,
     )
 
 
 def _no_name(reach: Reach) -> Finding:
     text = f"the name in {reach.address} is not known here: {reach.detail}"
-    return Finding("peer", "problem", text, "use an address with numbers, from kvnet node status on the other machine")
+    return Finding("peer", "problem", text, f"use an address with numbers, from {STATUS_THERE} on the other machine")
 
 
 def _failed(reach: Reach) -> Finding:
-    return Finding("peer", "problem", f"{_place(reach.address)}: {reach.detail}", "kvnet node status there, then again")
+    return Finding("peer", "problem", f"{_place(reach.address)}: {reach.detail}", f"{STATUS_THERE} there, then again")
 
 
 _OUTCOMES: dict[str, Callable[[Reach], Finding]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvnet.errors import KvnetError
+from kvnet.errors import KvnetError, elsewhere
 from kvnet.protocol.escaping import escape_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
@@ -16,7 +16,7 @@ from kvnet_node.identity import NodeIdentity
 from kvnet_node.membership import Memberships
 from kvnet_node.namespace_files import MINE
 
-AGREE: Final = "kvnet namespace import of a new one on each of your machines, and invite them again"
+AGREE: Final = f"{elsewhere('kvnet namespace import')} of a new one on each of your machines, and invite them again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _why_not(memberships: Memberships, namespace: Namespace, roster: Roster, pub
         return f"{name}: this machine is no member of it any more"
     if name != MINE and own.public != roster.founder:
         founder = escape_text(roster.members[roster.founder].label) or publisher_text(roster.founder)
-        command = f"kvnet swarm remove {publisher_text(publisher)} --swarm {name}"
+        command = elsewhere(f"kvnet swarm remove {publisher_text(publisher)} --swarm {name}")
         return f"{name}: its founder, {founder}, alone can remove it: {command}"
     return ""
 

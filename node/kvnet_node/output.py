@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 import msgspec
 
 from kvnet_node.events import Event, Note, Progress, TextDelta
-from kvnet_node.suggesting import Suggestions
+from kvnet_node.suggesting import Suggestions, unmarked
 
 R = TypeVar("R")
 
@@ -144,7 +144,8 @@ class Output:
         self._progress.finish()
         self._end_streamed_line()
         if self.json:
-            self.json_line(msgspec.to_builtins(result))
+            # Findings and the like have commands in them.
+            print(unmarked(msgspec.json.encode(result).decode("utf-8")), file=self.stdout, flush=True)
         elif text := render(result):
             print(self.suggestions.complete(text), file=self.stdout, flush=True)
 
@@ -249,7 +250,8 @@ class _ProgressLine:
         terminal = self._output.stderr.isatty() and not self._output.json
         plain_s = PLAIN_TRANSFER_EVERY_S if event.peers or event.rate else PLAIN_PROGRESS_EVERY_S
         every = 0.1 if terminal else 0.5 if self._output.json else plain_s
-        if self._drawn and now - self._written_s < every and event.done != event.total:
+        complete = event.total and event.done == event.total
+        if self._drawn and now - self._written_s < every and not complete:
             return
         self._written_s = now
         if self._output.json:
@@ -276,7 +278,8 @@ class _ProgressLine:
             return format_bytes(count) if event.unit == "bytes" else f"{format_count(count)} {event.unit}".rstrip()
 
         elapsed = now - self._started_s
-        parts = [event.stage, amount(event.done)]
+        # Of what cannot be counted it is said what is waited for.
+        parts = [event.stage, amount(event.done)] if event.done or event.total or event.unit else [event.stage]
         if event.total:
             parts[1] += f" of {amount(event.total)} ({100 * event.done // event.total} %)"
             if bar:

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 import kvnet
-from kvnet.errors import DataDirLockedError, KvnetError, UsageError
+from kvnet.errors import DataDirLockedError, KvnetError, UsageError, elsewhere
 from kvnet.store.lock import DataDirLock
 from kvnet_node.control import control_socket, serve_control
 from kvnet_node.control_frames import OnEvent
@@ -237,7 +237,7 @@ def _screen(record: dict[str, Any]) -> str:
     if record["endpoint"] and record["model"]:
         steps.append("kvnet connect CLIENT")
     if record["alone"]:
-        steps.append("kvnet invite --device, which pairs another machine of yours: kvnet join - there")
+        steps.append(f"kvnet invite --device, which pairs another machine of yours: {elsewhere('kvnet join -')} there")
     lines = pairs(
         [
             ("kvnet", f"{record['version']}, process {record['pid']}; Ctrl-C or kvnet node stop ends it"),

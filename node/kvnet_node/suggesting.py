@@ -1,20 +1,16 @@
-"""Commands in what a person reads: each works as it is pasted, on the data directory that this command was given."""
+"""Commands in what a person reads: each works as it is pasted, on the data directory that this command was given.
+
+A command for another machine is written with `kvnet.errors.elsewhere`; all others are for this one.
+"""
 
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-_NO_BREAK = "\u00a0"
-"""Between ``kvnet`` and the verb: a command for another machine. Nobody gets to see it."""
+from kvnet.errors import ELSEWHERE, elsewhere
 
-_ELSEWHERE = r"(?![^;.:\n]*?\bon (?:the other|another|your other|a machine)\b)(?![^;,.:\n]*?\bthere\b)"
-"""What follows a command that is meant for another machine."""
-
-
-def elsewhere(command: str) -> str:
-    """A command that is to be run on another machine, where the words around it do not say so afterwards."""
-    return command.replace("kvnet ", f"kvnet{_NO_BREAK}")
+__all__ = ["Suggestions", "elsewhere", "unmarked"]
 
 
 class Suggestions:
@@ -28,7 +24,7 @@ class Suggestions:
     def __init__(self, data_dir: Path | None = None, verbs: Iterable[str] = ()) -> None:
         self._flag = ""
         words = "|".join(map(re.escape, verbs))
-        self._command = re.compile(rf"(?<![\w./-])kvnet (?=(?:{words})\b(?![-\w])){_ELSEWHERE}")
+        self._command = re.compile(rf"(?<![\w./-])kvnet (?=(?:{words})\b(?![-\w]))")
         if data_dir is not None and words:
             self.use(data_dir)
 
@@ -40,4 +36,9 @@ class Suggestions:
         """The text with commands that find the data directory of this one."""
         if self._flag:
             text = self._command.sub(lambda _: self._flag, text)
-        return text.replace(f"kvnet{_NO_BREAK}", "kvnet ")
+        return unmarked(text)
+
+
+def unmarked(text: str) -> str:
+    """The text with commands for other machines as they are typed."""
+    return text.replace(f"kvnet{ELSEWHERE}", "kvnet ")

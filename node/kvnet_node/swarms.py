@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvnet.errors import StoreError, UsageError
+from kvnet.errors import StoreError, UsageError, elsewhere
 from kvnet.exchange.rosters import Scope
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.namespace import PUBLIC, Namespace
@@ -229,7 +229,7 @@ class SwarmFiles:
         if name == MINE:
             raise UsageError(
                 "expected the name of a swarm, found mine, which every node has",
-                hint="to take this machine out, run kvnet swarm remove on another of yours",
+                hint=f"to take this machine out, run {elsewhere('kvnet swarm remove')} on another of yours",
             )
         swarm = self.named(name)
         if swarm is None:

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, elsewhere
 from kvnet.format.hashes import ARTIFACT_PREFIX
 from kvnet.format.ticket import Ticket, parse_ticket
 
@@ -30,5 +30,6 @@ def parse_target(text: str) -> Ticket:
         raise UsageError(
             str(error),
             hint="fetch takes a name that a member shares (kvnet list --peers), a whole artifact hash or a ticket: "
-            "kvnet show NAME prints both on a machine that has it; short forms are for what is held here",
+            f"{elsewhere('kvnet show NAME')} prints both on a machine that has it; short forms are for what is held "
+            "here",
         ) from error

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvnet.errors import PeerUnreachableError
+from kvnet.errors import PeerUnreachableError, elsewhere
 from kvnet.network.places import LOOPBACK, host_of, port_of
 from kvnet_node.network_findings import PRIVACY_PATH, privacy_blocks
 from kvnet_node.operations.requests import Reach
@@ -31,8 +31,8 @@ def unreached(reaches: Sequence[Reach], *, online: bool, platform: str) -> PeerU
 def _next_step(reaches: Sequence[Reach], *, online: bool, platform: str) -> str:
     if all(host_of(each.address).startswith(LOOPBACK) for each in reaches):
         return (
-            "the inviter listens on its own machine alone: start it there with kvnet node start, without --listen, and "
-            "have it invite again"
+            f"the inviter listens on its own machine alone: start it there with {elsewhere('kvnet node start')}, "
+            "without --listen, and have it invite again"
         )
     if not online:
         return "this machine is in no network: connect it, and join again"
@@ -42,13 +42,14 @@ def _next_step(reaches: Sequence[Reach], *, online: bool, platform: str) -> str:
         )
     if any(each.outcome == "refused" for each in reaches):
         return (
-            "the machine is there and no node runs at that port: kvnet node start on it, and join again, or have it "
-            "invite again if its kvnet node status shows another port"
+            f"the machine is there and no node runs at that port: {elsewhere('kvnet node start')} on it, and join "
+            f"again, or have it invite again if its {elsewhere('kvnet node status')} shows another port"
         )
     if any(each.near for each in reaches):
         return (
-            "both are in one network: is the other machine awake, has it another address now (kvnet node status "
-            "there), does a firewall drop TCP 5864 there? kvnet doctor --network on it says more"
+            "both are in one network: is the other machine awake, has it another address now "
+            f"({elsewhere('kvnet node status')} there), does a firewall drop TCP 5864 there? "
+            f"{elsewhere('kvnet doctor --network')} on it says more"
         )
     return (
         "none of these is in this machine's networks: join from the network the other machine is in, or put both in "

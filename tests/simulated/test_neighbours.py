@@ -13,6 +13,7 @@ from kvnet_node.config import load_config
 from kvnet_node.invocation import Settings
 from kvnet_node.neighbours import Surroundings
 from kvnet_node.paths import DataPaths
+from kvnet_node.suggesting import unmarked
 from tests.simulated.nodes import OTHER, Node, identity, start_node
 
 
@@ -54,7 +55,7 @@ async def test_members_get_a_session_and_each_neighbour_is_told_of_with_the_next
     by_kind = {line.partition(" at ")[2].partition(" ")[2].split()[0] for line in said}
     assert by_kind == {"shares", "does", "speaks"}
     (strange,) = [line for line in said if "shares no namespace" in line]
-    assert strange.endswith("kvnet invite --device here, then kvnet join - there")
+    assert unmarked(strange).endswith("kvnet invite --device here, then kvnet join - there")
     (unreachable,) = [line for line in said if "does not answer" in line]
     assert unreachable.endswith("does not answer; why: kvnet doctor --network")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kvnet.errors import elsewhere
 from kvnet_node.invocation import Context, chosen_model
 from kvnet_node.operations.requests import (
     MatchedPeer,
@@ -32,7 +33,7 @@ def match(*models: str, no_load: bool = False, context: Context) -> None:
     elif not result.models:
         context.output.message("no model is here to compare: kvnet peers --models shows what the others have")
     for peer in result.silent:
-        context.output.message(f"{peer} tells of no model: run kvnet model match there too")
+        context.output.message(f"{peer} tells of no model: run {elsewhere('kvnet model match')} there too")
 
 
 def render_match(result: MatchResult) -> str:
@@ -118,7 +119,7 @@ def render_peer_models(result: PeersResult) -> str:
         rows += [(who, _named(each), verdict_words(each), reason_words(each)) for each in entry.models]
         if entry.member and not entry.models:
             why = (
-                "none was loaded there yet: kvnet model match there loads them"
+                f"none was loaded there yet: {elsewhere('kvnet model match')} there loads them"
                 if entry.tells_models
                 else "it does not tell"
             )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kvnet.errors import elsewhere
 from kvnet_node.invocation import Context, absolute
 from kvnet_node.operations.requests import (
     NamespaceFileRequest,
@@ -36,7 +37,8 @@ def export(file: Path, /, *, context: Context) -> None:
     context.output.result(result, lambda _: "")
     context.output.message(
         f"wrote namespace {result.id} to {result.path}\n"
-        f"it holds secrets: move it to your other machine, run kvnet namespace import there, then delete it"
+        f"it holds secrets: move it to your other machine, run {elsewhere('kvnet namespace import')} there, then "
+        "delete it"
     )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from kvnet.errors import elsewhere
 from kvnet_node.commands.matching import render_peer_models, render_peers
 from kvnet_node.commands.swarms import removed_text
 from kvnet_node.invocation import Context
@@ -165,7 +166,8 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
     context.output.result(result, render)
     if not result.peers:
         context.output.message(
-            "no peers connected: kvnet invite on one machine, kvnet join on the other; kvnet doctor --network says more"
+            "no peers connected: kvnet invite --device here and "
+            f"{elsewhere('kvnet join -')} on the other machine pair them; kvnet doctor --network says more"
             if result.discovery
             else "no peers connected, and no node runs here: kvnet node start"
         )

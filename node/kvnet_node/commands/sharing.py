@@ -1,11 +1,10 @@
 """``kvnet share`` and ``kvnet publish``: let others read what is yours, by name."""
 
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, elsewhere
 from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Context, Invocation
 from kvnet_node.operations.requests import ShareRequest, ShareResult
 from kvnet_node.output import format_bytes, format_count, format_counted
-from kvnet_node.suggesting import elsewhere
 
 
 def share(artifact: str, /, *, to: str, context: Context) -> None:
@@ -39,7 +38,7 @@ def share(artifact: str, /, *, to: str, context: Context) -> None:
 def _how(result: ShareResult) -> str:
     """What a member types: the name it was told, else the ticket."""
     unnamed = f"{result.ticket or result.artifacts[0]} --name NAME"
-    return f"{result.name}, which its kvnet list --peers shows; or {unnamed}" if result.name else unnamed
+    return f"{result.name}, which its {elsewhere('kvnet list --peers')} shows; or {unnamed}" if result.name else unnamed
 
 
 def _readers(result: ShareResult) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, elsewhere
 from kvnet.network.places import LOOPBACK, host_of
 from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
 from kvnet.trust.keys import publisher_text
@@ -37,7 +37,6 @@ from kvnet_node.operations.requests import (
 )
 from kvnet_node.output import Output, columns, escape, format_counted, format_seconds
 from kvnet_node.pasting import read_invitation
-from kvnet_node.suggesting import elsewhere
 
 _LIFETIME = re.compile(r"(\d{1,6})\s*([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

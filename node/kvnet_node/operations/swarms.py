@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 import trio
 
-from kvnet.errors import PeerUnreachableError, UsageError
+from kvnet.errors import PeerUnreachableError, UsageError, elsewhere
 from kvnet.protocol.escaping import escape_text
 from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
@@ -22,7 +22,6 @@ from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.network import is_online, try_each
 from kvnet_node.peer_store import PeerStore
 from kvnet_node.services import Services
-from kvnet_node.suggesting import elsewhere
 from kvnet_node.system_network import gateway_answers
 from kvnet_node.unreached import unreached
 

@@ -1,5 +1,6 @@
 """Why two nodes do not see each other: every case has its words and its next step."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from kvnet_node.findings import Finding
 from kvnet_node.network_findings import OUTCOMES, judge, privacy_blocks
 from kvnet_node.operations.requests import NeighbourEntry, NetworkCheckResult, PeerClock, Reach
 from kvnet_node.session_reasons import explain_no_session
+from kvnet_node.suggesting import unmarked
 from kvnet_node.system_network import parse_firewall, parse_gateway
 
 PEER = peer_text(PeerId(bytes.fromhex("002408011220") + bytes([7]) * 32))
@@ -37,7 +39,7 @@ def found(**changes: Any) -> list[Finding]:
 
 def only(findings: list[Finding], subject: str) -> Finding:
     (finding,) = [each for each in findings if each.subject == subject]
-    return finding
+    return replace(finding, hint=unmarked(finding.hint))
 
 
 def test_when_all_is_well_nothing_is_a_problem_and_no_step_is_left() -> None:

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from kvnet.errors import elsewhere
 from kvnet_node.events import Note, PeerProgress, Progress, TextDelta
 from kvnet_node.operations.requests import PinResult
 from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_counted, format_seconds, pairs
@@ -67,6 +68,12 @@ def test_a_result_for_a_person_goes_to_stdout_alone() -> None:
     assert screen.err.getvalue() == "working\n"
 
 
+def test_commands_for_another_machine_are_as_they_are_typed_in_json_too() -> None:
+    screen = Screen(json=True)
+    screen.output.result(PinResult(elsewhere("kvnet node start"), pinned=True), lambda _: "")
+    assert json.loads(screen.out.getvalue()) == {"type": "pin", "artifact": "kvnet node start", "pinned": True}
+
+
 def test_with_json_every_line_of_stdout_is_an_object_and_the_last_is_the_result() -> None:
     screen = Screen(json=True)
     screen.progress(0, 1)
@@ -114,6 +121,14 @@ def test_without_a_terminal_progress_is_written_now_and_then() -> None:
     for step in range(100):
         screen.progress(step / 10, step, total=1000)
     assert len(screen.err.getvalue().splitlines()) == 2
+
+
+def test_what_is_waited_for_is_said_now_and_then_and_counts_nothing() -> None:
+    screen = Screen()
+    for step in range(70):
+        screen.clock.now_s = step / 10
+        screen.output.event(Progress("look up", 0, text="asking studio"))
+    assert screen.err.getvalue().splitlines() == ["look up  asking studio"] * 2
 
 
 def test_on_a_terminal_progress_is_cleared_before_the_result() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from kvnet.errors import elsewhere
 from kvnet_node.app import _suggestions
 from kvnet_node.arguments import GlobalFlags, split_global_flags
-from kvnet_node.suggesting import elsewhere
+from kvnet_node.neighbours_text import JOIN_STEPS
 
 HERE = _suggestions(GlobalFlags(data_dir=Path("/data/my node")))
 
@@ -24,11 +25,11 @@ HERE = _suggestions(GlobalFlags(data_dir=Path("/data/my node")))
         ("kvnet 0.1.0, process 7", "kvnet 0.1.0, process 7"),
         ("/opt/kvnet node", "/opt/kvnet node"),
         (elsewhere("kvnet join - "), "kvnet join - "),
-        ("run kvnet node start on the other machine", "run kvnet node start on the other machine"),
         (
-            "kvnet invite --device here, then kvnet join - there",
-            "kvnet --data-dir '/data/my node' invite --device here, then kvnet join - there",
+            f"run {elsewhere('kvnet node start')} on the other machine; kvnet peers shows who is there",
+            "run kvnet node start on the other machine; kvnet --data-dir '/data/my node' peers shows who is there",
         ),
+        (JOIN_STEPS, "kvnet --data-dir '/data/my node' invite --device here, then kvnet join - there"),
     ],
 )
 def test_commands_for_this_machine_name_its_data_directory_and_no_others_do(text: str, completed: str) -> None:
