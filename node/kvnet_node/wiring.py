@@ -84,51 +84,7 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
         await _finish_interrupted(services)
         await nursery.start(services.statements.run)
         if network:
-            options = NodeOptions(
-                agent=f"kvnet/{kvnet.__version__}",
-                serving=serving,
-                exact_only=settings.config.numerics == "exact",
-                lossy=Lossy(settings.config.lossy),
-                announce=AnnounceLimits(reprovide_s=settings.config.announce_interval_s),
-                serve=ServeLimits(total_bytes_per_s=float(settings.config.upload_bytes_s)),
-                download_bytes_s=float(settings.config.download_bytes_s),
-            )
-            opened = await _open_network(settings, services.bootstrap(), serving=serving)
-            services.node = ExchangeNode(
-                opened,
-                store,
-                services.lane,
-                identity,
-                random=secrets.token_bytes,
-                options=options,
-                bulk=_bulk_endpoint(settings, serving=serving),
-                announced=None if settings.config.ram_only else AnnounceStore(settings.paths.announced_file),
-            )
-            services.statements.attach(services.node)
-            services.memberships.attach(services.node)
-            if not settings.config.ram_only:
-                services.node.finder.wrote = services.writes.fetched
-            await nursery.start(_open_company, services, services.node, serving)
-            tables = _tables(services, services.node) if serving else None
-            guard = RevocationGuard(
-                store, services.lane, identity, services.statements, services.node, services.drop_live
-            )
-            await nursery.start(guard.run)
-            await nursery.start(services.node.run)
-            if tables is not None:
-                await nursery.start(tables.run)
-                await nursery.start(
-                    Meetings(opened, tables.members, services.node.open_session, dialer=tables.dialer).run
-                )
-            if serving:
-                _remember_port(settings, services)
-                services.surroundings = Surroundings(settings, services.node)
-                await nursery.start(services.surroundings.run)
-                services.keeper, services.front = _front(services, services.node)
-                await nursery.start(services.keeper.run)
-                nursery.start_soon(services.scrub_now_and_then)
-                nursery.start_soon(services.tidy_now_and_then)
-                nursery.start_soon(services.watch_store)
+            await _join_peers(settings, services, nursery, serving=serving)
         await nursery.start(services.memberships.run)
         await nursery.start(services.removals.run)
         try:
@@ -138,6 +94,62 @@ async def open_services(settings: "Settings", *, network: bool, serving: bool) -
             store.close()
             services.savings.close()
             services.statement_store.close()
+
+
+async def _join_peers(settings: "Settings", services: Services, nursery: trio.Nursery, *, serving: bool) -> None:
+    """Put together what is among peers, and start it."""
+    opened = await _open_network(settings, services.bootstrap(), serving=serving)
+    node = services.node = _exchange_node(settings, services, opened, serving=serving)
+    services.statements.attach(node)
+    services.memberships.attach(node)
+    if not settings.config.ram_only:
+        node.finder.wrote = services.writes.fetched
+    await nursery.start(_open_company, services, node, serving)
+    tables = _tables(services, node) if serving else None
+    guard = RevocationGuard(
+        services.store, services.lane, services.identity, services.statements, node, services.drop_live
+    )
+    await nursery.start(guard.run)
+    await nursery.start(node.run)
+    if tables is not None:
+        await nursery.start(tables.run)
+        await nursery.start(Meetings(opened, tables.members, node.open_session, dialer=tables.dialer).run)
+        await _start_serving(settings, services, node, nursery)
+
+
+def _exchange_node(settings: "Settings", services: Services, network: Network, *, serving: bool) -> ExchangeNode:
+    config = settings.config
+    options = NodeOptions(
+        agent=f"kvnet/{kvnet.__version__}",
+        serving=serving,
+        exact_only=config.numerics == "exact",
+        lossy=Lossy(config.lossy),
+        announce=AnnounceLimits(reprovide_s=config.announce_interval_s),
+        serve=ServeLimits(total_bytes_per_s=float(config.upload_bytes_s)),
+        download_bytes_s=float(config.download_bytes_s),
+    )
+    return ExchangeNode(
+        network,
+        services.store,
+        services.lane,
+        services.identity,
+        random=secrets.token_bytes,
+        options=options,
+        bulk=_bulk_endpoint(settings, serving=serving),
+        announced=None if config.ram_only else AnnounceStore(settings.paths.announced_file),
+    )
+
+
+async def _start_serving(settings: "Settings", services: Services, node: ExchangeNode, nursery: trio.Nursery) -> None:
+    """What only a running node has: neighbours, the HTTP endpoint, and what keeps the store in order."""
+    _remember_port(settings, services)
+    services.surroundings = Surroundings(settings, node)
+    await nursery.start(services.surroundings.run)
+    services.keeper, services.front = _front(services, node)
+    await nursery.start(services.keeper.run)
+    nursery.start_soon(services.scrub_now_and_then)
+    nursery.start_soon(services.tidy_now_and_then)
+    nursery.start_soon(services.watch_store)
 
 
 def _loaded_identity(settings: "Settings") -> NodeIdentity:

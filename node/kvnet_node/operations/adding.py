@@ -29,6 +29,7 @@ from kvnet_node.operations.generation import PeerSearch, today
 from kvnet_node.operations.peer_names import known_peer_names
 from kvnet_node.operations.shared import tell_names
 from kvnet_node.output import format_counted
+from kvnet_node.services import Services
 
 
 async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
@@ -38,14 +39,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         services.require_disk("a named context")
     codec, *other_codecs = _codecs(request.codec)
     newest = await services.lane.run(services.names.newest, request.name)
-    order = newest.file_order if newest is not None else ()
-    paths = [Path(path) for path in request.paths]
-    layout: Layout = await trio.to_thread.run_sync(lambda: lay_out(paths, previous_order=order))
-    if not any(file.size_bytes for file in layout.files):
-        raise UsageError(
-            f"expected text to add, found {format_counted(len(layout.files), 'empty file')}",
-            hint="give a file or directory with text in it",
-        )
+    layout = await _laid_out(request, newest)
     async with services.engines.use(
         request.model or (newest.model if newest is not None else None), ctx.loading
     ) as engine:
@@ -64,15 +58,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
         )
         await tell_names(ctx, request.name)
         _warn_of_lossy(ctx, codec)
-        services.savings.added(
-            added.record.hash,
-            name=request.name,
-            model=engine.info.name,
-            tokens=len(tokens),
-            prefilled_tokens=added.prefilled_tokens,
-            prefill_s=added.prefill_s,
-            n_bytes=added.new_bytes,
-        )
+        _note(services, request.name, engine, len(tokens), added)
     new_bytes = added.new_bytes + sum(other.new_bytes for other in others.values())
     return r.AddResult(
         artifact=artifact_text(added.record.hash),
@@ -94,6 +80,32 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
+
+
+async def _laid_out(request: r.AddRequest, newest: NamedVersion | None) -> Layout:
+    """The files as one text, those that were in the version before in their order."""
+    order = newest.file_order if newest is not None else ()
+    paths = [Path(path) for path in request.paths]
+    layout: Layout = await trio.to_thread.run_sync(lambda: lay_out(paths, previous_order=order))
+    if not any(file.size_bytes for file in layout.files):
+        raise UsageError(
+            f"expected text to add, found {format_counted(len(layout.files), 'empty file')}",
+            hint="give a file or directory with text in it",
+        )
+    return layout
+
+
+def _note(services: Services, name: str, engine: Engine, n_tokens: int, added: Added) -> None:
+    """Keep what this cost, for what it will save."""
+    services.savings.added(
+        added.record.hash,
+        name=name,
+        model=engine.info.name,
+        tokens=n_tokens,
+        prefilled_tokens=added.prefilled_tokens,
+        prefill_s=added.prefill_s,
+        n_bytes=added.new_bytes,
+    )
 
 
 def _codecs(text: str) -> list[Codec]:
