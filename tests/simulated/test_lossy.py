@@ -1,18 +1,23 @@
 """Artifacts of a lossy codec on whole nodes: who uses them, and what may be made of them."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from kvnet.engine.toy import ToyCosts
+from kvnet.engine.kv_state import ExportEvent, ExportRequest, Origin
+from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import TrustError
 from kvnet.exchange.node import NodeOptions
 from kvnet.exchange.publisher import AddRequest, Publisher
 from kvnet.exchange.reuse import Lossy, Rejected, find_local, judge
 from kvnet.format.codecs import Codec
 from kvnet.format.fingerprint import Verdict
+from kvnet.format.manifest import encode_manifest
 from kvnet.network.memory import World
 from kvnet.network.memory_links import Link
 from kvnet.protocol.speeds import Machine, PrefillSpeed, SpeedPoint
@@ -156,6 +161,37 @@ async def test_lossy_state_in_ram_is_not_published_as_raw(
     assert (added.reused_tokens, added.prefilled_tokens) == (0, 850)
     b = await node_with(world, nursery, tmp_path, "b", Lossy.NEVER)
     assert (await b.add(prompt[:850])).record.entries == added.record.entries
+
+
+class BegunWithLossy(ToyEngine):
+    """What it holds live came out of a lossy artifact, until it is dropped."""
+
+    origins: tuple[Origin, ...] = ()
+
+    async def export(self, request: ExportRequest) -> AsyncGenerator[ExportEvent, None]:
+        async with aclosing(super().export(request)) as events:
+            async for event in events:
+                yield replace(event, origins=self.origins)
+
+    async def drop_live(self) -> None:
+        await super().drop_live()
+        self.origins = ()
+
+
+async def test_an_add_drops_live_state_that_began_as_lossy_and_computes_it(
+    autojump_clock: MockClock, world: World, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    a = await node_with(world, nursery, tmp_path, "a", Lossy.ALWAYS)
+    record = (await a.add(TOKENS, codec=Codec.Q8)).record
+    engine = BegunWithLossy(tmp_path / "toy-model", ToyCosts(), 1 << 20, 1 << 40)
+    engine.origins = (Origin(encode_manifest(record.manifest), 1000),)
+    publisher = Publisher(a.store, a.lane, a.identity)
+    added = await publisher.add(
+        engine, AddRequest(PROMPT, b"", Codec.RAW, pinned=True, created_s=1_800_000_000, prefill=True)
+    )
+    assert engine.origins == ()
+    assert added.record.manifest.codec is Codec.RAW
+    await engine.aclose()
 
 
 SLOW, FAST = 0.6, 100.0
