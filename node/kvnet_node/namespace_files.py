@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from kvnet.errors import ConfigError, StoreError, UsageError
+from kvnet.errors import ConfigError, IntegrityError, MalformedError, StoreError, UnsupportedVersionError, UsageError
 from kvnet.format.hashes import NamespaceId
 from kvnet.trust.namespace import (
     MAX_NAMESPACE_FILE_BYTES,
@@ -95,8 +95,8 @@ class NamespaceFiles:
         """Every namespace that is there, ``mine`` first; it is made when there is none.
 
         Raises:
-            ConfigError: others may read a file.
-            KvnetError: as `kvnet.trust.namespace.decode_namespace_file`.
+            ConfigError: others may read a file, or it is damaged.
+            UnsupportedVersionError: a version this build does not read.
             StoreError: ``mine`` cannot be written.
         """
         if not self.mine.exists():
@@ -140,8 +140,8 @@ class NamespaceFiles:
         namespace is gone, is removed.
 
         Raises:
-            ConfigError: others may read a file.
-            KvnetError: as `kvnet.trust.namespace.decode_namespace_file`.
+            ConfigError: others may read a file, or it is damaged.
+            UnsupportedVersionError: a version this build does not read.
         """
         found: list[tuple[int, Path]] = []
         for path in self._directory.glob("former-*.kvns"):
@@ -224,11 +224,19 @@ def read_namespace(path: Path) -> Namespace:
     """The namespace in a file of this node.
 
     Raises:
-        ConfigError: others may read the file.
-        KvnetError: as `kvnet.trust.namespace.decode_namespace_file`.
+        ConfigError: others may read the file, or it is damaged.
+        UnsupportedVersionError: a version this build does not read.
     """
     check_private(path)
-    return decode_namespace_file(read_bounded(path))
+    try:
+        return decode_namespace_file(read_bounded(path))
+    except UnsupportedVersionError:
+        raise
+    except (MalformedError, IntegrityError) as error:
+        raise ConfigError(
+            f"expected the secrets of a namespace in {path}, found it damaged: {error.message}",
+            hint="put a backup of it back; or move it away, and join again with a new invitation of a member",
+        ) from error
 
 
 def check_private(path: Path) -> None:

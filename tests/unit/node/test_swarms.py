@@ -43,6 +43,19 @@ def test_a_swarm_lasts_and_nobody_else_reads_its_files(tmp_path: Path) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (tmp_path / "n").iterdir())
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 40, -1], ids=["empty", "cut short", "changed"])
+def test_a_damaged_file_of_secrets_is_named_and_moved_away_the_rest_is_here(tmp_path: Path, kept_bytes: int) -> None:
+    made = opened(tmp_path).make_swarm("team")
+    file = tmp_path / "swarm-team.kvns"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept_bytes] + (bytes([whole[-1] ^ 1]) if kept_bytes < 0 else b""))
+    with pytest.raises(ConfigError, match=r"swarm-team\.kvns") as refused:
+        opened(tmp_path)
+    assert "move it away" in refused.value.hint
+    file.rename(tmp_path / "away")
+    assert made not in opened(tmp_path).all()
+
+
 def test_only_namespaces_with_a_founder_have_members_and_mine_is_of_devices(tmp_path: Path) -> None:
     files = opened(tmp_path)
     team = files.make_swarm("team")
