@@ -126,18 +126,22 @@ class ExchangeNode:
             download_bytes_s=self._options.download_bytes_s,
         )
         self._sessions.greet_with(self._met)
-        self.finder = PrefixFinder(
-            store,
-            lane,
-            identity,
-            network=network,
+        self.finder = self._prefix_finder()
+
+    def _prefix_finder(self) -> PrefixFinder:
+        finder = PrefixFinder(
+            self._store,
+            self._lane,
+            self._identity,
+            network=self._network,
             fetcher=self.fetcher,
             sessions=self._asked,
             open_session=self._open_to_ask,
             published=self.fetched,
             exact_only=self._options.exact_only,
         )
-        self.finder.lossy = self._options.lossy
+        finder.lossy = self._options.lossy
+        return finder
 
     def _bulk_transport(self, bulk: BulkEndpoint, streams: ChunkTransport, random: RandomBytes) -> BulkTransport:
         sessions, server = self._sessions.with_peer, self._server
