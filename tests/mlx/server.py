@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-READY_S = 60.0
+from tests.ports import free_port
+
+READY_S = 300.0
 
 
 @contextmanager
 def mlx_lm_server(model: Path, *options: str) -> Iterator[str]:
     """Runs the server for a model folder; gives its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *options],
         stdout=subprocess.DEVNULL,
@@ -41,7 +40,7 @@ def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
     deadline_s = time.monotonic() + READY_S
     while True:
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5):
+            with urllib.request.urlopen(f"{address}/health", timeout=60):
                 return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline_s:
@@ -56,7 +55,7 @@ def ask_server(address: str, path: str, body: dict[str, Any]) -> tuple[int, byte
         address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=READY_S) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

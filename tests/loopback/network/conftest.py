@@ -1,13 +1,10 @@
 """Nodes on 127.0.0.1: in this process, and in processes that can be killed."""
 
 import hashlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +16,6 @@ from kvnet.network.libp2p.host import LibP2PNetwork
 PATIENCE_S = 60.0
 """Seconds that what has to happen may take; nothing here depends on how fast the machine is."""
 PEER_PROCESS = Path(__file__).with_name("peer_process.py")
-
-
-def free_port() -> int:
-    """A free port that the system gives nobody else meanwhile: it hands out those from 32,768 on, or 49,152."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 @dataclass

@@ -20,7 +20,8 @@ from kvnet.network.interface import Network
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.identity import key_pair
 from kvnet.protocol.announce import AnnounceLimits
-from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode, free_port
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
+from tests.ports import free_port
 
 pytestmark = pytest.mark.loopback
 

@@ -8,7 +8,8 @@ from kvnet.network.interface import Network, ProviderHint
 from kvnet.network.libp2p import providers
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.protocol.ids import peer_text
-from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode, free_port
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
+from tests.ports import free_port
 
 pytestmark = pytest.mark.loopback
 

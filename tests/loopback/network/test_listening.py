@@ -13,7 +13,8 @@ from kvnet.network.libp2p import ports
 from kvnet.network.libp2p.host import LibP2PNetwork
 from kvnet.network.libp2p.ports import open_listeners, parse_listen, port_owner
 from kvnet.protocol.ids import peer_text
-from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode, free_port
+from tests.loopback.network.conftest import PATIENCE_S, SpawnPeer, StartNode
+from tests.ports import free_port
 
 pytestmark = pytest.mark.loopback
 
