@@ -58,7 +58,7 @@ def test_a_tool_that_cannot_be_started_or_ends_at_once_is_let_be(tmp_path: Path)
     refused.hold(wanted=True)
     child = refused._child
     assert child is not None
-    child.wait(20)
+    child.wait(60)
     refused.hold(wanted=True)
     assert refused._child is child
     refused.hold(wanted=False)
@@ -84,7 +84,7 @@ def test_the_child_ends_with_the_process_that_began_it() -> None:
     except ProcessLookupError:
         return
     try:
-        readable, _, _ = select.select([ended], [], [], 20)
+        readable, _, _ = select.select([ended], [], [], 60)
     finally:
         os.close(ended)
     assert readable

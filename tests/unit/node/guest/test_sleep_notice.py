@@ -16,7 +16,7 @@ from kvnet_node.guest.sleep_macos import (
 )
 from kvnet_node.guest.sleep_notice import SleepBell
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class FakePort:
