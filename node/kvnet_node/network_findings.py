@@ -281,6 +281,12 @@ def _no_handshake(reach: Reach) -> Finding:
     return Finding("peer", "problem", text, USE_SHOWN)
 
 
+def _itself(reach: Reach) -> Finding:
+    return Finding(
+        "peer", "problem", f"expected another node's address, found this node's own: {reach.address}", USE_SHOWN
+    )
+
+
 def _open(reach: Reach) -> Finding:
     return Finding("peer", "note", f"{_place(reach.address)} is open; nothing more was tried")
 
@@ -332,6 +338,7 @@ _OUTCOMES: dict[str, Callable[[Reach], Finding]] = {
     "no_session": _no_session,
     "other_peer": _other_peer,
     "no_handshake": _no_handshake,
+    "itself": _itself,
     "open": _open,
     "refused": _refused,
     "timeout": _timeout,

@@ -47,6 +47,11 @@ def test_another_swarm_and_another_key_are_told_apart_from_a_member(kvnet: Kvnet
     prepare(kvnet, tmp_path, trusts=FRIEND)
     started, _ = kvnet.start()
     (address,) = started["addresses"]
+    own = peer_finding(kvnet, address)
+    assert "found this node's own" in own["text"]
+    assert "on the other machine" in own["hint"]
+    itself = kvnet("peers", address)
+    assert (itself.code, "on the other machine shows its addresses" in itself.stderr) == (60, True)
     stranger = peer_finding(other, address)
     assert stranger["state"] == "problem"
     assert "no namespace that this node is in" in stranger["text"]

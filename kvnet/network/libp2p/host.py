@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from kvnet.errors import NetworkError, PeerUnreachableError, UsageError
+from kvnet.errors import NetworkError, PeerUnreachableError, UsageError, elsewhere
 from kvnet.network.dialing import FailureMemory, dial_first, keep_connected
 from kvnet.network.interface import PeerInfo, ProvideReport, ProviderHint, StreamHandler, StreamKind
 from kvnet.network.libp2p.addresses import parse_peer_address
@@ -186,7 +186,10 @@ class LibP2PNetwork:
         """Dial one address of one peer; several dials of one peer may run side by side."""
         host = self._running()
         if peer == self._peer_id:
-            raise PeerUnreachableError(f"expected another node's address, {address} is our own")
+            raise PeerUnreachableError(
+                f"expected another node's address, found this node's own: {address}",
+                hint=f"`{elsewhere('kvnet node status')}` on the other machine shows its addresses",
+            )
         try:
             with trio.fail_after(timeout_s):
                 await swarm_of(host).dial_addr(target, ID(peer))

@@ -136,12 +136,14 @@ async def _ask(node: ExchangeNode, address: str) -> Reach:
     from kvnet.network.libp2p.addresses import parse_peer_address
 
     parse_peer_address(address)
+    peer = parse_peer_text(address.rpartition("/p2p/")[2])
+    if peer == node.network.peer_id:
+        return Reach(address, "itself")
     tcp = await try_tcp(address)
     if tcp.outcome != "open":
         answers = await trio.to_thread.run_sync(gateway_answers) if tcp.outcome == "no_route" and tcp.near else None
         return Reach(address, tcp.outcome, tcp.detail, near=tcp.near, gateway_answers=answers, seconds=tcp.seconds)
     began_s = trio.current_time()
-    peer = parse_peer_text(address.rpartition("/p2p/")[2])
     outcome, detail, answered_by, session = await _talk(node, address, peer)
     return Reach(
         address,

@@ -22,8 +22,8 @@ class Reach(msgspec.Struct, frozen=True):
     Attributes:
         address: multiaddress text.
         outcome: ``member`` (a session with a common namespace), ``stranger`` (a session without one), ``version``,
-            ``not_kvnet``, ``no_session``, ``other_peer``, ``no_handshake``; or how TCP ended: ``open`` (nothing more
-            was tried), ``refused``, ``timeout``, ``no_route``, ``no_name``, ``failed``.
+            ``not_kvnet``, ``no_session``, ``other_peer``, ``no_handshake``, ``itself``; or how TCP ended: ``open``
+            (nothing more was tried), ``refused``, ``timeout``, ``no_route``, ``no_name``, ``failed``.
         detail: what was found, in words.
         near: it is in a network this machine is in.
         gateway_answers: whether the router of this network answers, where that was looked at.
