@@ -3,7 +3,7 @@
 Signature and policy come before the first chunk is asked for, so that nothing is fetched that could not be used.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -25,6 +25,7 @@ from kvnet.exchange.session import PeerSession
 from kvnet.format.chunks import ChunkEntry, page_count
 from kvnet.format.hashes import ArtifactHash
 from kvnet.protocol.chunklist import verify_chunk_list
+from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.artifacts import ChunkListReply, GetChunkList, GetManifest, ManifestReply
 from kvnet.protocol.messages.refusals import RefusalReason
 from kvnet.trust.envelope import SignedManifest, open_manifest
@@ -72,10 +73,18 @@ class Locator:
         self._identity = identity
         self._sessions = sessions
 
-    async def locate(self, artifact: ArtifactHash) -> Located:
+    def asked(self) -> frozenset[PeerId]:
+        """Whom `locate` would ask now."""
+        return frozenset(session.peer for session in self._sessions() if session.slots)
+
+    async def locate(self, artifact: ArtifactHash, *, besides: Container[PeerId] = ()) -> Located:
         """Ask peers, each with a head start over the next, for the signed manifest of an artifact.
 
         A signature that does not hold is the fault of whoever sent it: the next peer may have a sound one.
+
+        Args:
+            artifact: its hash.
+            besides: peers that are not asked: they were before.
 
         Raises:
             TrustError: it exists, and the policy does not accept it, or nobody has it with a sound signature.
@@ -85,6 +94,7 @@ class Locator:
         asks = [
             partial(self._located, session, slot, namespace, artifact)
             for session in self._sessions()
+            if session.peer not in besides
             for namespace, slot in session.slots.items()
         ]
         tolerated = (NetworkError, MalformedError, IntegrityError, TrustError, CompatibilityError)

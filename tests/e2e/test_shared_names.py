@@ -152,6 +152,45 @@ def test_a_name_of_a_peer_replaces_none_here_and_one_given_twice_names_the_candi
     assert twice.stderr.count("notes@1 of") == 2
 
 
+def added_again(kvnet: Kvnet, name: str, tokens: range) -> str:
+    """A new version, added while the node does not run; it tells of it when it starts."""
+    kvnet.json("node", "stop")
+    artifact = added(kvnet, name, tokens)
+    kvnet.start()
+    return artifact
+
+
+@pytest.mark.nightly
+def test_a_new_version_of_what_was_fetched_by_name_becomes_the_next_one_here(kvnet: Kvnet, other: Kvnet) -> None:
+    first = added(kvnet, "notes")
+    for node in (kvnet, other):
+        node.start()
+    other.json("join", kvnet.json("invite", "--device")["invitation"])
+    offered(other, "notes")
+    assert other.json("fetch", "notes")["artifact"] == first
+    second = added_again(kvnet, "notes", range(700))
+    other.until(lambda found: [e["version"] for e in found["offered"]] == [2], "list", "--peers")
+    fetched = other("fetch", "notes")
+    assert fetched.code == 0, fetched.stderr
+    assert "notes@2 now; notes@1 remains" in fetched.stderr
+    assert other.json("show", "notes")["artifact"] == second
+    assert other.json("show", "notes@1")["artifact"] == first
+    assert other.json("fetch", "notes")["fetched_chunks"] == 0
+    # One of its own is never replaced, whoever else calls something so.
+    mine = added_again(other, "notes", range(5000, 5600))
+    taken = other("fetch", "notes")
+    assert (taken.code, "means something else on this machine" in taken.stderr) == (2, True)
+    assert other.json("show", "notes")["artifact"] == mine
+
+
+def test_a_name_on_a_machine_that_knows_nobody_is_refused_with_how_to_join(kvnet: Kvnet) -> None:
+    kvnet.start()
+    refused = kvnet("fetch", "notes")
+    assert (refused.code, "in no swarm" in refused.stderr) == (2, True)
+    assert kvnet.typed("join -") in refused.stderr
+    assert "kvnet invite --device" in refused.stderr
+
+
 def test_the_list_of_members_needs_a_running_node(kvnet: Kvnet) -> None:
     ran = kvnet("list", "--peers")
     assert (ran.code, kvnet.typed("node start") in ran.stderr) == (2, True)

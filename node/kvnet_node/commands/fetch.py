@@ -26,7 +26,7 @@ def fetch(
 
     Args:
         target: what a member calls it, as kvnet list --peers shows; or an artifact hash or ticket.
-        name: make it a named context of this node; of one that is fetched by name that name, where it is free here.
+        name: make it a named context here; one fetched by name has that name, unless it means another's or your own.
         bootstrap: address of a node to look up providers through; used when no node runs here.
     """
     if not is_name(target):

@@ -27,7 +27,7 @@ from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.needed_model import needed_model
 from kvnet_node.operations.peer_names import known_peer_names
-from kvnet_node.operations.reaching import locate, reach, reaching
+from kvnet_node.operations.reaching import locate, reach, reaching, saying
 from kvnet_node.operations.shared import Meant, meant_by_name
 from kvnet_node.services import Services
 from kvnet_node.targets import is_name, parse_target
@@ -72,7 +72,7 @@ async def _shared(
         tried = True
         addresses = [*request.addresses, *ticket.addresses]
         await reach(ctx, node, addresses)
-        located = await locate(ctx, node, ticket.artifact)
+        located = await locate(ctx, node, ticket.artifact, addresses)
         if meant is not None:
             meant.require(located.signed.manifest.publisher)
         if request.name is not None and not located.signed.manifest.context_size_bytes:
@@ -110,7 +110,7 @@ async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *,
         said = True
         ctx.emit(_shown(event, names))
 
-    entries = await node.fetcher.chunk_list(located)
+    entries = await saying(ctx, "asking for the list of its chunks", partial(node.fetcher.chunk_list, located))
     return await node.fetcher.fetch(
         located, entries, pinned=pinned, progress=progress, tick_s=TICK_S, purpose=Purpose.REPLICATION
     )

@@ -16,7 +16,7 @@ from kvnet_node.calling import names_of
 from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
-from kvnet_node.operations.reaching import reach
+from kvnet_node.operations.reaching import JOIN_FIRST, knows_nobody, reach
 from kvnet_node.operations.targets import CLOSE_CUTOFF, MAX_CLOSE
 from kvnet_node.services import Services
 
@@ -87,6 +87,12 @@ async def meant_by_name(ctx: OperationContext, node: ExchangeNode, request: r.Fe
         UsageError: several artifacts are called so, or the name means something else on this node.
     """
     services = ctx.services
+    if not request.addresses and knows_nobody(services, node):
+        raise UnknownNameError(
+            f"expected somebody who may call something {request.target}, found this node in no swarm and not paired "
+            "with another machine",
+            hint=JOIN_FIRST,
+        )
     name, _, number = request.target.partition("@")
     found = await _heard(ctx, node, request, name, int(number) if number else None)
     if not found:
@@ -108,13 +114,19 @@ async def meant_by_name(ctx: OperationContext, node: ExchangeNode, request: r.Fe
     if request.name is not None:
         return Meant(r.FetchRequest(target, request.addresses, request.name), one.signer)
     newest = await services.lane.run(services.names.newest, name)
-    if newest is not None and newest.artifact != one.artifact:
+    if newest is not None and newest.artifact != one.artifact and not await _follows(services, newest, one):
         raise UsageError(
             f"expected a name that is free here, found that {name} means something else on this machine",
             hint=f"kvnet fetch {request.target} --name {name} makes it the newest version of {name}, and keeps the one "
             f"that is here; kvnet fetch {request.target} --name OTHER calls it otherwise",
         )
     return Meant(r.FetchRequest(target, request.addresses, None if services.config.ram_only else name), one.signer)
+
+
+async def _follows(services: Services, newest: NamedVersion, found: SharedName) -> bool:
+    """Whether what a name means here is an earlier version of what it was found to mean: the same key has signed it."""
+    record = await services.lane.run(services.store.get, newest.artifact)
+    return record is not None and record.manifest.publisher == found.signer
 
 
 async def _heard(
