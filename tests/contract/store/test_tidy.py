@@ -108,6 +108,17 @@ def test_pinned_artifacts_stay_however_old_and_however_full(
         check_whole(store, artifact)
 
 
+def test_when_what_may_go_would_not_suffice_nothing_goes(open_store: OpenStore, clock: Clock) -> None:
+    small = sample(range(90_000, 90_100))
+    store = open_store(quota_bytes=int(held_by(open_store, [*SIX, small]) / 0.97))
+    publish(store, small)
+    for artifact in SIX:
+        publish(store, artifact, pinned=True)
+    clock.now_s += 1000
+    assert store.tidy(unused_s=WEEK_S).removed == ()
+    check_whole(store, small)
+
+
 def test_chunks_that_a_pack_being_written_refers_to_stay(open_store: OpenStore, clock: Clock) -> None:
     store = open_store()
     publish(store, SIX[0])

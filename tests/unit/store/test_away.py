@@ -81,6 +81,16 @@ class Failing(OsFiles):
         return super().free_bytes(path)
 
 
+class Forgetful(OsFiles):
+    """A drive that can be told to give zeros for what was written to it."""
+
+    forgets = False
+
+    def read(self, handle: int, length_bytes: int, offset: int) -> bytes:
+        data = super().read(handle, length_bytes, offset)
+        return bytes(len(data)) if self.forgets else data
+
+
 @pytest.fixture
 def files() -> Failing:
     return Failing()
@@ -159,6 +169,31 @@ def test_nothing_is_written_into_the_empty_folder_under_a_mount_point(store: Dis
     (tmp_path / "store").rmdir()
     (tmp_path / "unplugged").rename(tmp_path / "store")
     check_back(store)
+
+
+def test_a_folder_without_packs_is_not_the_store_come_back(store: DiskStore, tmp_path: Path) -> None:
+    (tmp_path / "store").rename(tmp_path / "unplugged")
+    (tmp_path / "store" / "tmp").mkdir(parents=True)
+    check_away(store)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["tmp"]
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "unplugged").rename(tmp_path / "store")
+    check_back(store)
+
+
+def test_a_drive_that_does_not_read_back_what_was_written_stays_away(tmp_path: Path) -> None:
+    files = Forgetful()
+    store = DiskStore.open(tmp_path / "store", quota_bytes=1 << 30, min_free_bytes=0, files=files)
+    publish(store, FIRST)
+    (tmp_path / "store").rename(tmp_path / "unplugged")
+    assert not store.look()
+    files.forgets = True
+    (tmp_path / "unplugged").rename(tmp_path / "store")
+    assert not store.look()
+    files.forgets = False
+    assert store.look()
+    check_whole(store, FIRST)
+    store.close()
 
 
 def test_a_folder_put_in_its_place_that_is_a_store_is_used_as_what_it_is(store: DiskStore, tmp_path: Path) -> None:
@@ -285,6 +320,7 @@ def test_a_drive_that_goes_again_while_the_store_is_opened_again_is_away_until_t
     assert store.look()
     check_whole(store, FIRST)
     check_whole(store, THIRD)
+    assert store.find_prefix(MINE.id, THIRD.keys[::-1]) == [(THIRD.hash, len(THIRD.keys))]
     store.close()
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvnet.format.hashes import ArtifactHash
-from kvnet.store.eviction import Candidate, choose_victims
+from kvnet.store.eviction import FRESH_S, Candidate, choose_victims, is_fresh, surplus_bytes
 
 
 def artifact(number: int) -> ArtifactHash:
@@ -14,6 +14,20 @@ def artifact(number: int) -> ArtifactHash:
 
 A, B, C, PINNED = (artifact(number) for number in range(4))
 CANDIDATES = [Candidate(A, 1.0), Candidate(B, 2.0), Candidate(C, 3.0)]
+
+
+@pytest.mark.parametrize(("held", "surplus"), [(0, 0), (900, 0), (950, 0), (951, 52), (1000, 101), (2000, 1101)])
+def test_above_the_upper_mark_enough_goes_to_come_below_the_lower_one(held: int, surplus: int) -> None:
+    assert surplus_bytes(held, 1000) == surplus
+
+
+@pytest.mark.parametrize(
+    ("used_s", "fresh"),
+    [(0.0, True), (-FRESH_S, True), (-FRESH_S - 1, False), (FRESH_S, True), (FRESH_S + 1, False), (3600.0, False)],
+)
+def test_a_use_is_fresh_for_a_minute_and_one_long_ahead_is_a_clock_that_was_set(used_s: float, fresh: bool) -> None:
+    now_s = 1_800_000_000.0
+    assert is_fresh(now_s + used_s, now_s) is fresh
 
 
 def users(*names: ArtifactHash) -> frozenset[ArtifactHash]:

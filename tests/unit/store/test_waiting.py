@@ -96,6 +96,8 @@ def test_an_add_is_done_before_the_rest_of_what_is_collected(files: HaltingRemov
         publish(store, artifact)
     collecting = started(lambda: store.collect_garbage(everything=True))
     assert files.halted.wait(WAIT_S)
+    # What is being removed takes room until it has gone.
+    assert store.usage().held_bytes > FIRST.size_bytes + SECOND.size_bytes
     # Here and now, while a pack is being removed.
     publish(store, OTHER, pinned=True)
     check_whole(store, OTHER)
