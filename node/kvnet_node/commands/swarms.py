@@ -64,23 +64,7 @@ def invite(
         name: what to call the guest in lists; by default what it calls itself.
         no_qr: print no QR code.
     """
-    if device == colleague:
-        raise UsageError(
-            "expected --device or --colleague, found both or neither",
-            hint="a device shares everything that is yours; a colleague shares one swarm",
-        )
-    if device and swarm:
-        raise UsageError(
-            "expected no --swarm with --device, which is for mine", hint="kvnet invite --colleague --swarm NAME"
-        )
-    if colleague and not swarm:
-        raise UsageError("expected --swarm NAME with --colleague", hint="kvnet invite --colleague --swarm team")
-    if colleague and swarm == "mine":
-        # Whoever joins mine is a device and reads every conversation: nothing said with --colleague may lead there.
-        raise UsageError(
-            "expected the name of a swarm with --colleague, found mine, which your own machines share",
-            hint="kvnet invite --colleague --swarm team; for a machine of yours, kvnet invite --device",
-        )
+    _check_whom(device, colleague, swarm)
     request = InviteRequest(swarm or "mine", _lifetime_s(expires), positive("--uses", uses), name, machine_label())
     result = context.run("invite", request, InviteResult)
     output = context.output
@@ -100,6 +84,26 @@ def invite(
         f"on the other machine: {elsewhere('kvnet join -')}, then paste the line"
         + ("\nthe swarm is new; you are its founder and alone can remove members" if result.made else "")
     )
+
+
+def _check_whom(device: bool, colleague: bool, swarm: str) -> None:
+    if device == colleague:
+        raise UsageError(
+            "expected --device or --colleague, found both or neither",
+            hint="a device shares everything that is yours; a colleague shares one swarm",
+        )
+    if device and swarm:
+        raise UsageError(
+            "expected no --swarm with --device, which is for mine", hint="kvnet invite --colleague --swarm NAME"
+        )
+    if colleague and not swarm:
+        raise UsageError("expected --swarm NAME with --colleague", hint="kvnet invite --colleague --swarm team")
+    if colleague and swarm == "mine":
+        # Whoever joins mine is a device and reads every conversation: nothing said with --colleague may lead there.
+        raise UsageError(
+            "expected the name of a swarm with --colleague, found mine, which your own machines share",
+            hint="kvnet invite --colleague --swarm team; for a machine of yours, kvnet invite --device",
+        )
 
 
 def _print_qr(output: Output, invitation: str) -> None:
