@@ -11,7 +11,7 @@ from multiaddr import Multiaddr
 
 import kvnet.exchange.peer_sessions
 from kvnet.errors import KvnetError
-from kvnet.exchange import bulk_answering
+from kvnet.exchange import bulk, bulk_answering, bulk_warm
 from kvnet.exchange.bulk import BulkTransport
 from kvnet.exchange.identity import FixedIdentity
 from kvnet.exchange.node import NodeOptions
@@ -40,6 +40,13 @@ def has_ipv6() -> bool:
 
 
 IPV6 = has_ipv6()
+
+
+@pytest.fixture(autouse=True)
+def _patient_dialling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot be dialled here is found out at once; a busy machine takes its time for the others."""
+    for name in ("DIAL_S", "DIALLED_S"):
+        monkeypatch.setattr(bulk, name, PATIENCE_S)
 
 
 def bulk_threads() -> list[str]:
@@ -147,7 +154,10 @@ async def test_peer_without_bulk_connections_is_asked_for_none(tmp_path: Path) -
         assert asker.exchange.peers()[0].chunks == "stream: the peer has no bulk connections"
 
 
-async def test_cancelled_fetch_keeps_its_connection_warm_for_the_next_one(tmp_path: Path) -> None:
+async def test_cancelled_fetch_keeps_its_connection_warm_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_warm, "TAKEN_BACK_S", PATIENCE_S)
     a, b = BulkEndpoint(LISTEN), BulkEndpoint(LISTEN)
     async with running(tmp_path / "a", "a", bulk=a) as holder, running(tmp_path / "b", "b", bulk=b) as asker:
         artifact = holder.hold(256 * 24)
