@@ -7,7 +7,6 @@ from cyclopts import Parameter
 
 from kvnet.errors import elsewhere
 from kvnet_node.commands.matching import render_peer_models, render_peers
-from kvnet_node.commands.swarms import removed_text
 from kvnet_node.invocation import Context
 from kvnet_node.neighbours_text import JOIN_STEPS
 from kvnet_node.operations.requests import (
@@ -20,6 +19,7 @@ from kvnet_node.operations.requests import (
     WritesEntry,
 )
 from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds, pairs
+from kvnet_node.removed_text import removed_text
 
 Listen = Annotated[
     list[str] | None, Parameter(help="HOST:PORT to listen on, such as 127.0.0.1:0; may repeat; by default port 5864")

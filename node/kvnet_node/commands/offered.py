@@ -2,10 +2,10 @@
 
 import time
 
-from kvnet_node.commands.swarms import removed_text
 from kvnet_node.invocation import Invocation
 from kvnet_node.operations.requests import HolderEntry, OfferedEntry, OfferedRequest, OfferedResult
 from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds
+from kvnet_node.removed_text import removed_text
 
 
 def list_offered(context: Invocation, swarm: str, *, everything: bool) -> None:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -37,6 +37,7 @@ from kvnet_node.operations.requests import (
 )
 from kvnet_node.output import Output, columns, escape, format_counted, format_seconds
 from kvnet_node.pasting import read_invitation
+from kvnet_node.removed_text import removed_text
 
 _LIFETIME = re.compile(r"(\d{1,6})\s*([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -273,15 +274,6 @@ def list_swarms(*, context: Context) -> None:
     gone = [each.name for each in found.swarms if each.role == "removed"]
     if gone:
         context.output.message(removed_text(gone))
-
-
-def removed_text(swarms: Sequence[str]) -> str:
-    """What it means that this machine was removed from some swarms."""
-    leave = "".join(f"; kvnet leave {shlex.quote(each)} forgets it" for each in swarms if each != "mine")
-    return (
-        f"this machine was removed from {', '.join(swarms)}: it finds nothing new there until it joins with a new "
-        f"invitation{leave}"
-    )
 
 
 def members(swarm: str = "mine", /, *, context: Context) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from kvnet_node.commands.swarms import leaving_text, left_text, removed_text
+from kvnet_node.commands.swarms import leaving_text, left_text
 from kvnet_node.operations.requests import LeaveResult
+from kvnet_node.removed_text import removed_text
 
 
 def test_who_was_removed_is_told_what_that_means() -> None:
