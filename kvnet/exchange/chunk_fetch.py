@@ -126,6 +126,7 @@ class ChunkFetch:
         self._outcome = _Outcome()
         self._changed = News()
         self._wakes_s = math.inf
+        self._heard_s = trio.current_time()
 
     @property
     def delivered(self) -> Mapping[PeerId, Delivered]:
@@ -145,6 +146,11 @@ class ChunkFetch:
     def waiting(self) -> bool:
         """Whether nobody is asked just now: it waits for a provider to be back, or for another."""
         return self._machine.waiting
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a byte last came, or it began."""
+        return trio.current_time() - self._heard_s
 
     def parts(self) -> tuple[PeerPart, ...]:
         """What each peer has brought so far, and how fast it is just now."""
@@ -326,6 +332,8 @@ class ChunkFetch:
 
     def _told(self, peer: PeerId, event: ChunkEvent, now: float) -> list[Instruction]:
         """What the machine says to something that happened."""
+        if isinstance(event, BytesArrived | ChunkArrived):
+            self._heard_s = now
         match event:
             case BytesArrived(n_bytes):
                 self._machine.bytes_arrived(peer, n_bytes, now)

@@ -56,6 +56,7 @@ class FetchProgress:
         resumed_chunks: those of them that an earlier fetch of the same artifact brought.
         parts: what each peer has brought; only where the fetch is looked at in fixed intervals.
         waiting: nobody is asked just now: it waits for a provider to be back, or for another; only there too.
+        silent_s: seconds since a byte last came; only there too.
         gives_way: nothing is asked for just now: prompts get what they need of the artifact first.
     """
 
@@ -71,3 +72,4 @@ class FetchProgress:
     parts: tuple[PeerPart, ...] = ()
     waiting: bool = False
     gives_way: bool = False
+    silent_s: float = 0.0

@@ -82,6 +82,7 @@ async def run_telling(fetch: ChunkFetch, job: FetchJob, tick_s: float | None) ->
         return
     job.work.parts = lambda: job.parts(fetch.parts())
     job.work.waiting = lambda: fetch.waiting
+    job.work.silent_s = lambda: fetch.silent_s
 
     async def tick() -> None:
         while True:

@@ -64,6 +64,7 @@ class FetchPack:
         self._first_held_chunks = 0
         self.parts: Callable[[], tuple[PeerPart, ...]] = tuple
         self.waiting: Callable[[], bool] = bool
+        self.silent_s: Callable[[], float] = float
         self.gives_way = False
         self.resumed_chunks = 0
         self.n_chunks = 0
@@ -181,6 +182,7 @@ class FetchPack:
                 parts=self.parts(),
                 waiting=self.waiting(),
                 gives_way=self.gives_way,
+                silent_s=self.silent_s(),
             )
         )
 

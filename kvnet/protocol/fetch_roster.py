@@ -176,11 +176,11 @@ class Roster:
 
     def deadline(self, active: FetchPeer) -> float:
         """When it is to be looked at whether a busy peer is silent or too slow."""
-        return min(active.last_byte + self._idle_s(active), active.window_begun + self._limits.rate_window_s)
+        return min(self._silent_at_s(active), active.window_begun + self._limits.rate_window_s)
 
     def overdue(self, active: FetchPeer, now: float) -> DropReason | None:
         """Why a busy peer is let go now, if it is; otherwise a new measure of the least rate may begin."""
-        if now >= active.last_byte + self._idle_s(active):
+        if now >= self._silent_at_s(active):
             return DropReason.SILENT
         if now >= active.window_begun + self._limits.rate_window_s:
             # No byte at all is silence, for which there is more patience when nobody else can be asked.
@@ -188,6 +188,15 @@ class Roster:
                 return DropReason.SLOW
             active.window_begun, active.window_bytes = now, 0
         return None
+
+    def _silent_at_s(self, active: FetchPeer) -> float:
+        """When a busy peer counts as silent; at patience's end one that was before, and has sent nothing since."""
+        limits, idle_s = self._limits, self._idle_s(active)
+        again = active.last_reason is DropReason.SILENT and not (active.total_bytes or active.part_bytes)
+        if again and limits.patience_s:
+            left_s = self.progress_s + limits.patience_s - active.last_byte
+            idle_s = min(idle_s, max(limits.idle_with_others_s, left_s))
+        return active.last_byte + idle_s
 
     def _idle_s(self, active: FetchPeer) -> float:
         others = any(self.useful(peer) for peer in self.peers.values() if peer is not active)

@@ -287,7 +287,8 @@ class _ProgressLine:
                 parts.insert(1, f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}]")
             if event.rate:
                 parts.append(f"{amount(int(event.rate))}/s")
-            if 0 < event.done < event.total:
+            # A transfer that stands still will be done nobody knows when.
+            if 0 < event.done < event.total and (event.rate or not event.peers):
                 left = event.total - event.done
                 left_s = left / event.rate if event.rate else elapsed * left / event.done
                 parts.append(f"{format_seconds(left_s)} left")

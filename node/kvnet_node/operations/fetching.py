@@ -35,6 +35,9 @@ from kvnet_node.targets import is_name, parse_target
 TICK_S = 0.25
 """How often a fetch says how it goes, also when nothing comes."""
 
+SILENT_S = 3.0
+"""Seconds without a byte from anybody after which that is said."""
+
 UNREMARKABLE = frozenset({"", DropReason.DONE, DropReason.EXHAUSTED, DropReason.SPARE})
 """Reasons to leave a peer that say nothing about it."""
 
@@ -135,7 +138,8 @@ def _shown(event: FetchProgress, names: Mapping[PeerId, str]) -> Progress:
         event.held_bytes + event.total_bytes,
         "bytes",
         shown_text(event),
-        rate=sum(each.rate_bytes_s for each in peers),
+        # What came long ago says nothing of when the rest will have come.
+        rate=sum(each.rate_bytes_s for each in peers) if event.silent_s < SILENT_S else 0.0,
         peers=peers,
     )
 
@@ -145,7 +149,9 @@ def shown_text(event: FetchProgress) -> str:
     verified = f"{event.held_chunks + event.done_chunks}/{event.held_chunks + event.total_chunks} chunks verified"
     if event.gives_way:
         return f"{verified}; a prompt gets what it needs of it first"
-    return f"{verified}; waiting for a peer that has the rest" if event.waiting else verified
+    if event.waiting:
+        verified += "; waiting for a peer that has the rest"
+    return f"{verified}; nothing has come for {event.silent_s:,.0f} s" if event.silent_s >= SILENT_S else verified
 
 
 def _finite(rate_bytes_s: float) -> float:

@@ -33,6 +33,12 @@ def test_fetch_that_nobody_serves_just_now_says_that_it_waits(waiting: bool, sai
     assert shown_text(event) == f"3/6 chunks verified{said}"
 
 
+@pytest.mark.parametrize(("waiting", "said"), [(False, ""), (True, "; waiting for a peer that has the rest")])
+def test_fetch_to_which_nothing_comes_says_for_how_long(waiting: bool, said: str) -> None:
+    event = FetchProgress(10, 40, 1, 4, PeerId(b""), waiting=waiting, silent_s=8.4)
+    assert shown_text(event) == f"1/4 chunks verified{said}; nothing has come for 8 s"
+
+
 def test_fetch_that_gives_way_to_a_prompt_says_so() -> None:
     event = FetchProgress(10, 40, 1, 4, PeerId(b""), gives_way=True)
     assert shown_text(event) == "1/4 chunks verified; a prompt gets what it needs of it first"

@@ -169,6 +169,23 @@ def test_fetch_with_patience_ends_when_it_is_over() -> None:
     assert PATIENT.patience_s <= done.now <= PATIENT.patience_s + PATIENT.patient_retry_s + 1.0
 
 
+def test_lone_provider_that_says_nothing_is_tried_no_longer_than_patience_lasts() -> None:
+    done = Swarm(make_chunks(10), {"only": swarm.silent}, PATIENT).run()
+    assert isinstance(done.outcome, Failed)
+    assert done.outcome.reasons[0][1] is DropReason.SILENT
+    assert done.now == pytest.approx(PATIENT.patience_s)
+
+
+def test_provider_that_was_silent_and_is_tried_late_has_time_to_answer() -> None:
+    machine, chunks = machine_of(1, b"a")
+    machine.start(0.0)
+    for now in (10.0, 11.0, 21.0, 23.0, 29.0):
+        machine.on_time(now)
+    assert not machine.ended
+    assert machine.expected_length(A, 0) == len(chunks[0])
+    assert machine.chunk_arrived(A, 0, chunks[0], 29.5)[-1] == Completed()
+
+
 @pytest.mark.parametrize("script", [swarm.flips, refuses("unknown")])
 def test_patience_is_not_for_those_who_have_nothing_to_give(script: swarm.Script) -> None:
     done = Swarm(make_chunks(10), {"only": script}, PATIENT).run()
