@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from kvnet_node.control_client import NodeGoneError, call_running_node
 from kvnet_node.events import Event, Note
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
+from kvnet_node.paths import is_writable, not_writable
 
 if TYPE_CHECKING:
     from kvnet_node.invocation import Settings
@@ -41,6 +43,7 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
 
     Raises:
         DataDirLockedError: another process owns the data directory and answers on no control socket.
+        ConfigError: the data directory cannot be written to, no node runs, and the operation does more than look.
         KvnetError: whatever the operation raises, of the same class wherever it ran.
     """
     wanted = operation(name)
@@ -48,6 +51,8 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
     deadline = time.monotonic() + LOCK_WAIT_S
     said = False
     while (result := _run_remotely(settings, wanted, request, on_event)) is None:
+        if not is_writable(settings.paths.data_dir):
+            return _run_on_a_copy(settings, wanted, request, on_event)
         try:
             lock.acquire()
         except DataDirLockedError:
@@ -64,6 +69,15 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
         finally:
             lock.release()
     return result
+
+
+def _run_on_a_copy(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
+    if not wanted.reads:
+        raise not_writable(settings.paths.data_dir)
+    from kvnet_node.read_only import copied_for_reading
+
+    with copied_for_reading(settings.paths) as paths:
+        return _run_here(replace(settings, paths=paths), wanted, request, on_event)
 
 
 def _run_remotely(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:

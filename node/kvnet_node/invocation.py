@@ -12,7 +12,7 @@ from kvnet.errors import UsageError
 from kvnet_node.arguments import GlobalFlags
 from kvnet_node.events import Event
 from kvnet_node.output import Output
-from kvnet_node.paths import DataPaths, default_data_dir, prepare_data_dir
+from kvnet_node.paths import DataPaths, default_data_dir, is_writable, not_writable, prepare_data_dir
 
 if TYPE_CHECKING:
     from kvnet_node.config import Config
@@ -49,7 +49,17 @@ class Invocation:
         return load_config(self.data_dir, flags=_dotted(flags))
 
     def settings(self, **flags: Any) -> Settings:
-        """The resolved settings; the data directory is created when missing."""
+        """The resolved settings; the data directory is created when missing.
+
+        Raises:
+            ConfigError: the data directory cannot be created or written.
+        """
+        settings = self._settings(**flags)
+        if not is_writable(self.data_dir):
+            raise not_writable(self.data_dir)
+        return settings
+
+    def _settings(self, **flags: Any) -> Settings:
         paths = prepare_data_dir(self.data_dir)
         return Settings(paths, self.config(**flags), verbose=self.output.verbose)
 
@@ -73,7 +83,7 @@ class Invocation:
         """
         from kvnet_node.dispatch import run_operation
 
-        result = run_operation(self.settings(**flags), name, request, on_event or self.output.event)
+        result = run_operation(self._settings(**flags), name, request, on_event or self.output.event)
         if not isinstance(result, kind):
             raise TypeError(f"operation {name} gave {type(result).__name__}, expected {kind.__name__}")
         return result

@@ -33,9 +33,15 @@ _OWN = frozenset({"config.toml", "models", "names", "namespaces", "network", "st
 
 @dataclass(frozen=True, slots=True)
 class DataPaths:
-    """Every path inside one data directory, by what it holds."""
+    """Every path inside one data directory, by what it holds.
+
+    Attributes:
+        data_dir: the directory.
+        shown: what people are told that it is, where this is a copy for reading.
+    """
 
     data_dir: Path
+    shown: Path | None = None
 
     @property
     def keys_dir(self) -> Path:
@@ -175,7 +181,7 @@ def prepare_data_dir(data_dir: Path) -> DataPaths:
     """Create the data directory (0700) when it is missing and return its paths.
 
     Raises:
-        ConfigError: the path is no directory, cannot be created or written, or is a directory of something else that
+        ConfigError: the path is no directory, cannot be created, or is a directory of something else that
             others may read: closing that could lock them out of a home or of ``/tmp``.
     """
     try:
@@ -189,14 +195,23 @@ def prepare_data_dir(data_dir: Path) -> DataPaths:
             f"the data directory {data_dir} cannot be used: {error.strerror or error}",
             hint="name another with --data-dir or KVNET_DATA_DIR",
         ) from error
-    if not os.access(data_dir, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"the data directory {data_dir} is not writable for this user",
-            hint="name another with --data-dir or KVNET_DATA_DIR",
-        )
     if created:
         exclude_from_time_machine(data_dir)
     return DataPaths(data_dir)
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether files can be made in a directory."""
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def not_writable(data_dir: Path) -> ConfigError:
+    """The error of a command that has to write."""
+    return ConfigError(
+        f"expected a data directory that can be written to, found {data_dir} read-only for this user",
+        hint="kvnet list, show and status read it all the same; for anything else name another with --data-dir, such "
+        "as a copy of it",
+    )
 
 
 def _refuse_others_directory(paths: DataPaths) -> None:

@@ -35,7 +35,7 @@ async def status(context: OperationContext, request: StatusRequest) -> StatusRes
     model, no_model = await services.engines.default()
     return StatusResult(
         running=context.serving,
-        data_dir=str(services.paths.data_dir),
+        data_dir=str(services.paths.shown or services.paths.data_dir),
         version=kvnet.__version__,
         publisher=services.identity.publisher(),
         peer=services.peer_text,
