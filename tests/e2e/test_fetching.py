@@ -81,6 +81,27 @@ def test_a_killed_fetch_goes_on_where_it_was(kvnet: Kvnet, other: Kvnet, tmp_pat
     assert chunks_served(kvnet) >= N_CHUNKS
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("running", [False, True])
+def test_an_interrupted_fetch_says_what_is_kept(kvnet: Kvnet, other: Kvnet, tmp_path: Path, running: bool) -> None:
+    address = start_provider(kvnet, other, tmp_path, "500 kB")
+    if running:
+        other.start()
+    process = other.popen("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)
+    assert process.stdout is not None
+    kept, interrupted = -1, False
+    for line in process.stdout:
+        said = json.loads(line)
+        found = re.match(r"(\d+)/", said.get("text", ""))
+        if found and int(found[1]) >= N_CHUNKS // 8 and not interrupted:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+        kept = said.get("data", {}).get("kept_chunks", kept)
+    assert process.wait() == 130
+    assert N_CHUNKS // 8 <= kept < N_CHUNKS
+    assert other.json("show", artifact_text(SAMPLE.hash))["held_chunks"] == kept
+
+
 def test_a_fetch_goes_on_when_its_provider_is_there_again(kvnet: Kvnet, other: Kvnet, tmp_path: Path) -> None:
     address = start_provider(kvnet, other, tmp_path, "5 MB")
     process = other.popen("--json", "fetch", artifact_text(SAMPLE.hash), "--from", address)

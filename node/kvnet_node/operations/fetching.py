@@ -103,20 +103,27 @@ async def _shared(
 
 
 async def _fetch(ctx: OperationContext, node: ExchangeNode, located: Located, *, pinned: bool) -> Fetched:
-    said = False
+    last: FetchProgress | None = None
     names = known_peer_names(ctx.services)
 
     async def progress(event: FetchProgress) -> None:
-        nonlocal said
-        if event.held_chunks and not said:
+        nonlocal last
+        if event.held_chunks and last is None:
             ctx.note(held_text(event), held_chunks=event.held_chunks, held_bytes=event.held_bytes)
-        said = True
+        last = event
         ctx.emit(_shown(event, names))
 
     entries = await saying(ctx, "asking for the list of its chunks", partial(node.fetcher.chunk_list, located))
-    return await node.fetcher.fetch(
-        located, entries, pinned=pinned, progress=progress, tick_s=TICK_S, purpose=Purpose.REPLICATION
-    )
+    try:
+        return await node.fetcher.fetch(
+            located, entries, pinned=pinned, progress=progress, tick_s=TICK_S, purpose=Purpose.REPLICATION
+        )
+    except BaseException as error:
+        # Cancelled, alone or out of a nursery as a group; neither is an `Exception`.
+        if last is not None and not isinstance(error, Exception):
+            kept = last.held_chunks + last.done_chunks
+            ctx.note(kept_text(kept, last.held_chunks + last.total_chunks), kept_chunks=kept)
+        raise
 
 
 def _shown(event: FetchProgress, names: Mapping[PeerId, str]) -> Progress:
@@ -166,6 +173,11 @@ def held_text(event: FetchProgress) -> str:
         return f"{shared:,} of {n_chunks:,} chunks are here as part of other artifacts"
     resumed = f"resumed: {event.resumed_chunks:,} of {n_chunks:,} chunks were here"
     return f"{resumed}, and {shared:,} as part of other artifacts" if shared > 0 else resumed
+
+
+def kept_text(kept_chunks: int, n_chunks: int) -> str:
+    """What an interruption leaves."""
+    return f"{kept_chunks:,} of {n_chunks:,} chunks are kept: the same command goes on with the rest"
 
 
 async def _finish(
