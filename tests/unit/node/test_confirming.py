@@ -1,6 +1,7 @@
 """What others notice is asked about at a terminal, and refused where nobody can be asked."""
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from kvnet_node.commands.swarms import leave
 from kvnet_node.confirming import confirm, require_terminal
 from kvnet_node.invocation import Invocation
 from kvnet_node.output import Output
+from kvnet_node.paths import prepare_data_dir
+from kvnet_node.swarms import SwarmFiles
 
 
 class Typed(io.StringIO):
@@ -20,9 +23,9 @@ class Typed(io.StringIO):
         return True
 
 
-def invocation() -> tuple[Invocation, io.StringIO]:
+def invocation(data_dir: Path | None = None) -> tuple[Invocation, io.StringIO]:
     shown = io.StringIO()
-    return Invocation(GlobalFlags(), Output(stderr=shown)), shown
+    return Invocation(GlobalFlags(data_dir=data_dir), Output(stderr=shown)), shown
 
 
 def test_only_a_whole_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +45,14 @@ def test_without_a_terminal_the_hint_is_the_command_with_yes(monkeypatch: pytest
     assert refused.value.hint == "kvnet swarm remove bob --yes says it beforehand"
 
 
-def test_leaving_and_removing_everywhere_ask_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_and_removing_everywhere_ask_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
-    context, _ = invocation()
+    context, _ = invocation(tmp_path)
+    swarms = SwarmFiles(prepare_data_dir(tmp_path).namespaces_dir)
+    swarms.load()
+    swarms.make_swarm("team")
     with pytest.raises(UsageError, match="leaves a swarm"):
         leave("team", context=context)
     with pytest.raises(UsageError, match="removed from all your machines"):
