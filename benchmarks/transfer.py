@@ -24,7 +24,7 @@ from benchmarks import torrent
 from benchmarks.report import Rate, machine, print_rates
 from benchmarks.synthetic import BLOCK_BYTES, identity, make_artifact
 from benchmarks.transfer_bare import CORRECTIONS_S, PIECE_BYTES, processor_s, receive_bare, warm_memory, write_only
-from benchmarks.transfer_peers import QUIET, scratch, serving
+from benchmarks.transfer_peers import QUIET, Served, scratch, serving
 from benchmarks.transfer_swarm import N_PROVIDERS, Swarm
 from kvnet.exchange.chunk_fetch import ChunkFetch
 from kvnet.exchange.lane import ThreadLane
@@ -191,37 +191,20 @@ async def measure(size_bytes: int, rounds: int, directory: Path, chosen: frozens
         bulk=BulkEndpoint(["127.0.0.1:0"]),
     )
     with ExitStack() as peers:
-        raw = peers.enter_context(serving("socket", str(size_bytes)))
-        tls = peers.enter_context(serving("tls", str(size_bytes)))
-        streams = peers.enter_context(serving("streams", str(size_bytes // STREAM_SHARE)))
-        provider = peers.enter_context(serving("node", str(source)))
+        senders = Senders(
+            raw=peers.enter_context(serving("socket", str(size_bytes))),
+            tls=peers.enter_context(serving("tls", str(size_bytes))),
+            streams=peers.enter_context(serving("streams", str(size_bytes // STREAM_SHARE))),
+            provider=peers.enter_context(serving("node", str(source))),
+        )
         swarm = Swarm(source, directory, artifact)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             await swarm.start(peers, nursery)
-            await node.connect(provider.ready)
+            await node.connect(senders.provider.ready)
             fetching = Fetching(node, store, directory)
             await fetching.locate(artifact)
-            scratch_file = directory / "scratch"
-            raw_port, tls_port = int(raw.ready), int(tls.ready)
-            rows: dict[str, tuple[Row, Sequence[int]]] = {
-                "raw_tcp": (_in_thread(lambda: receive_bare(raw_port, size_bytes, tls=False)), [raw.process.pid]),
-                "tls_blake3": (_in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True)), [tls.process.pid]),
-                "ours_memory_1": (fetching.into_memory, [provider.process.pid]),
-                "disk": (_in_thread(lambda: write_only(scratch_file, size_bytes)), []),
-                "tls_blake3_disk": (
-                    _in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True, path=scratch_file)),
-                    [tls.process.pid],
-                ),
-                "ours_disk_1": (fetching.to_disk, [provider.process.pid]),
-                "ours_disk_4": (swarm.from_four, swarm.pids[:N_PROVIDERS]),
-                TWO: (swarm.from_two, swarm.pids[:2]),
-                FAULTY: (swarm.from_two_and_two_faulty, swarm.pids[:2]),
-                "libp2p_stream": (
-                    lambda: receive_streams(network, streams.ready, size_bytes // STREAM_SHARE),
-                    [streams.process.pid],
-                ),
-            }
+            rows = _rows(size_bytes, directory / "scratch", network, fetching, swarm, senders)
             rows = {name: row for name, row in rows.items() if name in chosen}
             if "libtorrent" in chosen and torrent.available():
                 rows["libtorrent"] = _torrent_row(peers, directory, size_bytes)
@@ -239,6 +222,41 @@ async def measure(size_bytes: int, rounds: int, directory: Path, chosen: frozens
         swarm.close()
     store.close()
     return Result(measured, duplicates, growth_mib)
+
+
+@dataclass(frozen=True)
+class Senders:
+    """Processes that send, one for each kind of row but the swarm's."""
+
+    raw: Served
+    tls: Served
+    streams: Served
+    provider: Served
+
+
+def _rows(
+    size_bytes: int, scratch_file: Path, network: LibP2PNetwork, fetching: Fetching, swarm: Swarm, senders: Senders
+) -> dict[str, tuple[Row, Sequence[int]]]:
+    """Every row but libtorrent's, in the order in which a round measures them, with who sends."""
+    raw_port, tls_port = int(senders.raw.ready), int(senders.tls.ready)
+    return {
+        "raw_tcp": (_in_thread(lambda: receive_bare(raw_port, size_bytes, tls=False)), [senders.raw.process.pid]),
+        "tls_blake3": (_in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True)), [senders.tls.process.pid]),
+        "ours_memory_1": (fetching.into_memory, [senders.provider.process.pid]),
+        "disk": (_in_thread(lambda: write_only(scratch_file, size_bytes)), []),
+        "tls_blake3_disk": (
+            _in_thread(lambda: receive_bare(tls_port, size_bytes, tls=True, path=scratch_file)),
+            [senders.tls.process.pid],
+        ),
+        "ours_disk_1": (fetching.to_disk, [senders.provider.process.pid]),
+        "ours_disk_4": (swarm.from_four, swarm.pids[:N_PROVIDERS]),
+        TWO: (swarm.from_two, swarm.pids[:2]),
+        FAULTY: (swarm.from_two_and_two_faulty, swarm.pids[:2]),
+        "libp2p_stream": (
+            lambda: receive_streams(network, senders.streams.ready, size_bytes // STREAM_SHARE),
+            [senders.streams.process.pid],
+        ),
+    }
 
 
 def _torrent_row(peers: ExitStack, directory: Path, size_bytes: int) -> tuple[Row, Sequence[int]]:
