@@ -8,9 +8,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvnet.errors import ELSEWHERE, elsewhere
-
-__all__ = ["Suggestions", "elsewhere", "unmarked"]
+from kvnet.errors import ELSEWHERE
 
 
 class Suggestions:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from kvnet.errors import KvnetError, NetworkError, NotFoundError
+from kvnet.errors import KvnetError, NetworkError, NotFoundError, elsewhere
 from kvnet.exchange.locating import HEAD_START_S, Located
 from kvnet.exchange.node import ExchangeNode
 from kvnet.format.hashes import ArtifactHash
@@ -118,7 +118,10 @@ def _next_step(ctx: OperationContext, node: ExchangeNode, addresses: Sequence[st
         return f"kvnet doctor --network --peer {addresses[0]} says whether it is reached and what it has in common"
     if knows_nobody(ctx.services, node):
         return JOIN_FIRST
-    return "kvnet peers shows who is reachable; kvnet node start there, or --from ADDR names a peer"
+    return (
+        f"kvnet peers shows who is reachable; {elsewhere('kvnet node start')} on the machine that has it, or --from "
+        "ADDR names a peer"
+    )
 
 
 def knows_nobody(services: Services, node: ExchangeNode) -> bool:
