@@ -163,6 +163,7 @@ async def test_an_answer_of_a_json_schema_is_valid(engine: EngineClient) -> None
         ({"response_format": {"type": "xml"}}, "expected a type of text, json_object or json_schema"),
         ({"tools": "all"}, "tools"),
         ({"top_k": True, "temperature": 1.0}, "top_k must be a number"),
+        ({"temperature": "0.7"}, 'temperature must be a number, found "0.7"'),
         ({"top_logprobs": True, "logprobs": True}, "top_logprobs must be a number"),
         ({"temperature": 1e308, "top_k": 5}, "temperature must be from 0 to 1,000"),
         ({"temperature": 5e-324}, "temperature must be 0 or at least"),
@@ -196,6 +197,14 @@ async def test_null_parameters_are_those_left_out(engine: EngineClient) -> None:
     body = {"messages": TALKS["question"], "max_tokens": 5}
     nulls = dict.fromkeys(("temperature", "stop", "seed", "tools", "response_format", "stream_options", "n"))
     assert told((await complete(engine, {**body, **nulls})).body) == told((await complete(engine, body)).body)
+
+
+async def test_a_fraction_may_be_written_as_a_whole_number(engine: EngineClient) -> None:
+    body = {"messages": TALKS["question"], "max_tokens": 5, "temperature": 1.0, "seed": 7}
+    whole, part = ({"xtc_probability": number, "xtc_threshold": number} for number in (0, 0.0))
+    assert told((await complete(engine, {**body, **whole})).body) == told(
+        (await complete(engine, {**body, **part})).body
+    )
 
 
 async def test_more_than_the_window_is_refused_before_the_answer_starts(engine: EngineClient) -> None:

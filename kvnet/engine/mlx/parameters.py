@@ -25,6 +25,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_context_size": (0, 2**31 - 1),
 }
 """What MLX computes with: beyond it 32-bit numbers overflow, and infinities times zero choose any token at all."""
+_FRACTIONS = ("xtc_probability", "xtc_threshold")
+_NUMBERS = (
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *_FRACTIONS,
+)
 SMALLEST = 1e-6
 """Of what logits are divided by, where it is not 0."""
 MAX_BIAS = 1e9
@@ -68,6 +73,10 @@ def handler_body(body: bytes) -> bytes:
     for place in ("messages", "prompt"):
         if place in parsed:
             parsed[place] = []
+    for name in _FRACTIONS:
+        if type(parsed.get(name)) is int:
+            # To JSON 0 and 0.0 are one number, to the handler two types.
+            parsed[name] = float(parsed[name])
     options = parsed.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise ValueError("stream_options must be an object")
@@ -145,6 +154,9 @@ def check_types(body: dict[str, Any]) -> None:
         if isinstance(body.get(name), bool):
             # To Python it is a number; to MLX it is none.
             raise ValueError(f"{name} must be a number, found {str(body[name]).lower()}")  # noqa: TRY004 - mlx-lm's
+    for name in _NUMBERS:
+        if not isinstance(body.get(name, 0), int | float):
+            raise ValueError(f"{name} must be a number, found {json.dumps(body[name]):.40}")  # noqa: TRY004 - mlx-lm's
     biases = body.get("logit_bias")
     for value in biases.values() if isinstance(biases, dict) else ():
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MAX_BIAS:
