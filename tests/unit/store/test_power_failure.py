@@ -132,3 +132,28 @@ def test_a_power_failure_at_any_moment_leaves_an_artifact_whole_or_not_there(
     files.after = lambda: None
     assert moments > 15
     store.close()
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["index lost", "index written"])
+def test_a_power_failure_while_packs_are_written_anew_costs_nothing_of_what_is_used(
+    tmp_path: Path, files: CachedFiles, index: bool
+) -> None:
+    base, longer = sample(range(2000)), sample([*range(1024), *range(9000, 9300)])
+    store = opened(tmp_path / "store", files)
+    publish(store, base)
+    publish(store, longer, pinned=True)
+    store.release(base.hash)
+    place, moments = tmp_path / "image", 0
+
+    def fails() -> None:
+        nonlocal moments
+        moments += 1
+        check_image(files, place, whole=[longer], gone=[base], index=index)
+
+    files.after = fails
+    assert store.compact() > 0
+    assert moments >= 5
+    # The names in a folder reach the medium some day, too.
+    for folder in {path.parent for path in (tmp_path / "store" / "packs").rglob("*.kva")}:
+        files.sync_directory(folder)
+    store.close()
