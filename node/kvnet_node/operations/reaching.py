@@ -30,8 +30,8 @@ LOOK_AGAIN_S = 30.0
 """How often the DHT is asked for more providers meanwhile."""
 
 JOIN_FIRST = (
-    "kvnet join - takes the line that the other machine prints; there: kvnet\u00a0invite --device, or for a colleague "
-    "kvnet\u00a0invite --colleague --swarm NAME"
+    f"kvnet join - takes the line that the other machine prints; there: {elsewhere('kvnet invite --device')}, or for a "
+    f"colleague {elsewhere('kvnet invite --colleague --swarm NAME')}"
 )
 """What to do on a machine that shares a namespace with nobody."""
 
