@@ -68,7 +68,7 @@ def _render(result: FetchResult) -> str:
         if result.complete and not result.fetched_chunks and not result.meanwhile_chunks
         else f"{format_count(result.fetched_chunks)} fetched in {format_seconds(result.seconds)}"
     )
-    lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {result.signer}"]
+    lines = [f"{named}{result.artifact}", f"{size}, {fetched}; signed by {escape(result.signer_name or result.signer)}"]
     otherwise = {
         "were here from an earlier fetch": result.resumed_chunks,
         "were here as part of other artifacts": result.shared_chunks,

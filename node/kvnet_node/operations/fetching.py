@@ -26,7 +26,7 @@ from kvnet_node.events import PeerProgress, Progress
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.needed_model import needed_model
-from kvnet_node.operations.peer_names import known_peer_names
+from kvnet_node.operations.peer_names import known_names, known_peer_names
 from kvnet_node.operations.reaching import locate, reach, reaching, saying
 from kvnet_node.operations.shared import Meant, meant_by_name
 from kvnet_node.services import Services
@@ -192,9 +192,9 @@ async def _finish(
     services = ctx.services
     if request.name is not None:
         note_version(ctx, *await services.lane.run(name_artifact, services, request.name, record))
-    names = known_peer_names(services)
+    names = known_names(services)
     providers = [
-        _provided(services.node, peer, each, names.get(peer, ""))
+        _provided(services.node, peer, each, names.peers.get(peer, ""))
         for peer, each in (fetched.delivered if fetched is not None else {}).items()
         if each.n_chunks or each.dropped not in UNREMARKABLE
     ]
@@ -229,6 +229,7 @@ async def _finish(
         resumed_chunks=resumed,
         shared_chunks=shared,
         meanwhile_chunks=meanwhile,
+        signer_name=names.signers.get(record.manifest.publisher, ""),
     )
 
 

@@ -1,5 +1,6 @@
 """What ``kvnet fetch`` says at its end."""
 
+import msgspec
 import pytest
 
 from kvnet.exchange.events import FetchProgress
@@ -61,6 +62,8 @@ def test_what_did_not_have_to_come_is_told_by_why() -> None:
     result = FetchResult(
         "bafyr4i", 1, 10, 4, 1.0, [], "kvpub1", "", complete=True, resumed_chunks=3, shared_chunks=2, meanwhile_chunks=1
     )
+    assert _render(result).splitlines()[1].endswith("; signed by kvpub1")
+    assert _render(msgspec.structs.replace(result, signer_name="mini")).splitlines()[1].endswith("; signed by mini")
     assert _render(result).splitlines()[2:] == [
         "3 chunks of 10 were here from an earlier fetch",
         "2 chunks of 10 were here as part of other artifacts",

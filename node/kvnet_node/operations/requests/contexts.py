@@ -245,6 +245,7 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         model: what the model it was computed with is called, by this node or a peer; "" when nobody says.
         model_here: "yes", "no", or, while models are here that were never loaded, "likely" when one of them is called
             as the needed one, else "perhaps".
+        signer_name: what the signer is called; "" when that is not known.
     """
 
     artifact: str
@@ -263,3 +264,4 @@ class FetchResult(Result, frozen=True, tag="fetch"):
     meanwhile_chunks: int = 0
     model: str = ""
     model_here: str = "yes"
+    signer_name: str = ""
