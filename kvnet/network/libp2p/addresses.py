@@ -7,7 +7,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
 
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, elsewhere
 from kvnet.network.libp2p.ports import WILDCARDS
 from kvnet.network.places import split_scoped
 from kvnet.protocol.ids import PeerId
@@ -26,7 +26,7 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, PeerId]:
     Raises:
         UsageError: it is not host, TCP port and peer id, in this order.
     """
-    hint = "Copy it from the other node's `kvnet node status`."
+    hint = f"Copy it from the other node's `{elsewhere('kvnet node status')}`."
     if len(address) > MAX_ADDRESS_CHARACTERS:
         raise UsageError(f"expected an address of at most {MAX_ADDRESS_CHARACTERS} characters", hint=hint)
     zone, rest = split_scoped(address) or ("", address)

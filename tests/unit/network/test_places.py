@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, elsewhere
 from kvnet.network.libp2p.addresses import parse_peer_address
 from kvnet.network.places import host_of, hosts_of, port_of, split_scoped
 
@@ -40,3 +40,9 @@ def test_a_link_local_address_is_its_interface_and_the_rest() -> None:
 def test_an_interface_stands_before_a_link_local_address_alone(address: str) -> None:
     with pytest.raises(UsageError):
         parse_peer_address(address)
+
+
+def test_where_an_address_is_copied_from_is_the_other_machine() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_peer_address("nonsense")
+    assert elsewhere("kvnet node status") in refused.value.hint
