@@ -219,6 +219,8 @@ def test_a_chunk_list_that_was_not_signed_is_not_believed(tmp_path: Path) -> Non
 def test_what_does_not_fit_is_dropped_and_nothing_else_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = opened(tmp_path)
     publish(store, HELD, pinned=True)
+    store.close()
+    store = opened(tmp_path)
     quota_bytes = store.usage().held_bytes + 1000
     noted(store)
     killed(store)
