@@ -254,6 +254,7 @@ def test_packs_that_somebody_is_filling_are_left_alone_when_a_drive_is_back(tmp_
     (tmp_path / "unplugged").rename(tmp_path / "store")
     assert store.look()
     assert store.artifacts() == []
+    assert left(tmp_path / "store") == []
     store.close()
 
 

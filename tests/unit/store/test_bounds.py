@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kvnet.store.disk import DiskStore
 from tests.unit.store.samples import Sample, check_whole, fill, publish, sample
 
@@ -79,4 +81,33 @@ def test_a_pack_goes_although_a_chunk_in_it_is_leased_when_another_pack_has_that
     assert store.has_chunk(shared.hash)
     leasing.abort()
     check_whole(store, second)
+    store.close()
+
+
+def pinned(store: DiskStore, artifact: Sample) -> bool:
+    record = store.get(artifact.hash)
+    assert record is not None
+    return record.pinned
+
+
+@pytest.mark.parametrize("index_lost", [False, True])
+def test_pins_outlive_the_process_and_the_index_and_end_with_what_they_pinned(tmp_path: Path, index_lost: bool) -> None:
+    def reopened(store: DiskStore) -> DiskStore:
+        store.close()
+        if index_lost:
+            for path in tmp_path.glob("index.sqlite*"):
+                path.unlink()
+        return opened(tmp_path)
+
+    store = opened(tmp_path)
+    for artifact in (A, B, C):
+        publish(store, artifact, pinned=artifact is not A)
+    store.pin(A.hash)
+    store.unpin(B.hash)
+    store.remove(C.hash)
+    publish(store, C)
+    store = reopened(store)
+    assert [pinned(store, artifact) for artifact in (A, B, C)] == [True, False, False]
+    assert store.collect_garbage(everything=True).removed != ()
+    assert {record.hash for record in store.artifacts()} == {A.hash}
     store.close()
