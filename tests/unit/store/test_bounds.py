@@ -111,3 +111,18 @@ def test_pins_outlive_the_process_and_the_index_and_end_with_what_they_pinned(tm
     assert store.collect_garbage(everything=True).removed != ()
     assert {record.hash for record in store.artifacts()} == {A.hash}
     store.close()
+
+
+def test_what_was_evicted_does_not_come_back_in_part_with_a_pack_that_others_need(tmp_path: Path) -> None:
+    longer = sample([*A.tokens[:1024], *range(90_000, 90_300)])
+    store = opened(tmp_path)
+    publish(store, A)
+    publish(store, longer, pinned=True)
+    assert store._collector.removing.evict(A.hash)
+    store.close()
+    for path in tmp_path.glob("index.sqlite*"):
+        path.unlink()
+    store = opened(tmp_path)
+    assert [record.hash for record in store.artifacts()] == [longer.hash]
+    check_whole(store, longer)
+    store.close()
