@@ -143,6 +143,31 @@ print(held)
     assert run(code, repository_root) == "0"
 
 
+def test_free_buffers_are_given_back_while_another_thread_gets_unfilled_memory(repository_root: Path) -> None:
+    # A process that waits for ever says where, and fails.
+    code = """
+import faulthandler
+import threading
+from kvnet.engine.mlx.unfilled import clear_cache
+faulthandler.dump_traceback_later(120, exit=True)
+done = threading.Event()
+
+def get() -> None:
+    for _ in range(500):
+        unfilled([((1, 3, 356, 64), mx.float32)] * 4)
+    done.set()
+
+mx.eval(mx.zeros(4) + 1)
+threading.Thread(target=get, daemon=True).start()
+cleared = 0
+while not done.is_set():
+    clear_cache()
+    cleared += 1
+print(cleared > 0)
+"""
+    assert run(code, repository_root) == "True"
+
+
 def test_position_is_set_explicitly_whatever_the_class_does_with_its_state(repository_root: Path) -> None:
     code = """
 import mlx_lm.models.cache as module

@@ -18,6 +18,7 @@ from mlx_lm.generate import GenerationBatch, StopSequences
 from kvnet.engine.mlx.caches import as_batch, evaluate, unbatched
 from kvnet.engine.mlx.generation import EventSink, Generation, Piece
 from kvnet.engine.mlx.stopping import StopText
+from kvnet.engine.mlx.unfilled import clear_cache
 from kvnet.engine.wire_values import error_event
 from kvnet.errors import EngineError
 
@@ -141,7 +142,7 @@ class DecodeThread:
                 self._fail(generation, error)
         self._steps += 1
         if self._steps % CLEAR_EVERY_STEPS == 0:
-            mx.clear_cache()
+            clear_cache()
 
     def _take(self, generation: Generation, response: Any, alone: list[Any] | None) -> None:
         if not generation.joined:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from kvnet.engine.interface import LiveCaches
 from kvnet.engine.kv_state import Origin
 from kvnet.engine.mlx.caches import copy_rows, with_room
+from kvnet.engine.mlx.unfilled import clear_cache
 from kvnet.errors import EngineError
 
 MIN_MOVE_BYTES = 16 << 20
@@ -192,7 +192,7 @@ class Shelf:
         """Drops entries nobody reads until so many bytes are free; how many that freed."""
         freed = self._evict(size_bytes)
         if freed:
-            mx.clear_cache()
+            clear_cache()
         return freed
 
     def _evict(self, size_bytes: int) -> int:
@@ -211,7 +211,7 @@ class Shelf:
         with self.lock:
             self.epoch += 1
             self._entries = []
-        mx.clear_cache()
+        clear_cache()
 
     def _longest(self, tokens: TokenArray, limit: int) -> tuple[Entry | None, int]:
         best, best_tokens = None, 0

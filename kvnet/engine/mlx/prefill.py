@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvnet.engine.mlx.caches import evaluate
+from kvnet.engine.mlx.unfilled import clear_cache
 
 BetweenSteps = Callable[[int], None]
 """Called after each step with the number of tokens in the cache; may raise to stop."""
@@ -60,7 +61,7 @@ def prefill(
     for end in ends:
         model(mx.array([list(tokens[position:end])]), cache=caches)
         evaluate(caches)
-        mx.clear_cache()
+        clear_cache()
         position = end
         between(position)
 

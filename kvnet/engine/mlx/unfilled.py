@@ -17,6 +17,9 @@ import mlx.core as mx
 LET_GO_S = 1.0
 """Longest wait, in seconds, for MLX's threads to let go of a file that they have read; it takes them microseconds."""
 
+_reading = threading.Lock()
+"""Held while a thread of MLX's may have such a file, and while MLX's free buffers are given back."""
+
 _NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}
 
 
@@ -29,17 +32,29 @@ def unfilled(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> list[mx.arra
         wanted: shape, with at least one element, and dtype of each: float32, float16 or bfloat16.
     """
     let_go = threading.Event()
-    try:
-        arrays = _read(_header(wanted), let_go)
-    except (RuntimeError, TypeError, ValueError):
-        # A device that will have none of it gets the same memory more slowly; no answer is to fail for that.
-        arrays = [mx.zeros(shape, dtype=dtype) for shape, dtype in wanted]
-        mx.eval(arrays)
-    else:
-        # A thread of MLX's drops its reference a little after the arrays are there, for which it needs the interpreter.
-        # One that still wants it when the process ends is unwound through C++ that allows no such thing: an abort.
-        let_go.wait(LET_GO_S)
+    with _reading:
+        try:
+            arrays = _read(_header(wanted), let_go)
+        except (RuntimeError, TypeError, ValueError):
+            # A device that will have none of it gets the same memory more slowly; no answer is to fail for that.
+            arrays = [mx.zeros(shape, dtype=dtype) for shape, dtype in wanted]
+            mx.eval(arrays)
+        else:
+            # A thread of MLX's drops its reference a little after the arrays are there, and needs the interpreter for
+            # that. One that still wants it when the process ends is unwound through C++ that allows no such thing: an
+            # abort.
+            let_go.wait(LET_GO_S)
     return arrays
+
+
+def clear_cache() -> None:
+    """Gives MLX's free buffers back; to be called in place of `mx.clear_cache`.
+
+    On the CPU that waits for MLX's threads and keeps the interpreter from everybody meanwhile. A thread that wants it
+    to let go of one of these files would never end: both, and with them the process, would wait for ever.
+    """
+    with _reading:
+        mx.clear_cache()
 
 
 def _read(header: tuple[bytes, int], let_go: threading.Event) -> list[mx.array]:
