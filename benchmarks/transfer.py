@@ -321,6 +321,10 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = frozenset(options.rows.split(","))
     if unknown := chosen - set(TITLES):
         parser.error(f"expected rows of {', '.join(TITLES)}; found {', '.join(sorted(unknown))}")
+    if options.size_mib << 20 < BLOCK_BYTES:
+        parser.error(f"expected --size-mib of at least {BLOCK_BYTES >> 20}, a block of K/V; found {options.size_mib}")
+    if options.rounds < 1:
+        parser.error(f"expected at least one of --rounds, found {options.rounds}")
     size_bytes = options.size_mib << 20
     with scratch() as folder:
         result = trio.run(measure, size_bytes, options.rounds, Path(folder), chosen)
