@@ -230,7 +230,7 @@ class ArtifactFetcher:
             entries: its verified chunk list.
             needed: indices of the chunks to have; ``None`` for all. Token ids are always among them.
             token_ids: what :meth:`token_ids` gave before; it is not fetched again.
-            pinned: keep it until it is unpinned.
+            pinned: keep it, once it is here, until it is unpinned.
             progress: told after each chunk.
             tick_s: told too before the first, and whenever so many seconds have passed, with what each peer brings.
             purpose: what for; peers whose rate is limited serve first whoever waits for an answer. Copies and repairs
@@ -274,6 +274,8 @@ class ArtifactFetcher:
         except BaseException as error:
             # Cancelled, alone or out of a nursery as a group; neither is an `Exception`.
             if work.n_chunks and not isinstance(error, Exception):
+                # A part without a name, that its owner gave up, is nothing to keep for good.
+                job.pinned = False
                 with trio.CancelScope(shield=True), suppress(KvnetError):
                     await self._publish(job)
             raise
