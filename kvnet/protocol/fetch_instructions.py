@@ -1,10 +1,29 @@
 """What the fetch machine tells its driver to do."""
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from kvnet.format.hashes import BytesLike
 from kvnet.protocol.fetch_peer import DropReason
 from kvnet.protocol.ids import PeerId
+
+_WORDS: Final = {
+    DropReason.BAD_CHUNK: "sent other bytes than asked for",
+    DropReason.UNASKED: "sent what nobody had asked for",
+    DropReason.UNKNOWN: "did not know the artifact",
+    DropReason.BUSY: "had too much to do",
+    DropReason.SILENT: "fell silent",
+    DropReason.SLOW: "sent too slowly",
+    DropReason.GONE: "broke off",
+    DropReason.EXHAUSTED: "did not have what is missing",
+    DropReason.SPARE: "stood by",
+}
+
+
+def _words(reason: DropReason) -> str:
+    """What became of a provider, of one or of several."""
+    return _WORDS.get(reason, reason.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +71,16 @@ class Failed:
     @property
     def text(self) -> str:
         """The failure in words."""
-        if not self.reasons:
-            return f"{len(self.missing):,} chunks are missing and no peer has them"
-        counts = {reason: sum(1 for _, other in self.reasons if other is reason) for _, reason in self.reasons}
-        why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-        return f"{len(self.missing):,} chunks are missing and none of {len(self.reasons)} providers gave them ({why})"
+        n_missing = len(self.missing)
+        missing = f"{n_missing:,} chunks are missing" if n_missing > 1 else "a chunk is missing"
+        counts = Counter(reason for _, reason in self.reasons)
+        if not counts:
+            return f"{missing} and no peer has {'them' if n_missing > 1 else 'it'}"
+        if counts.total() == 1:
+            return f"{missing}: the only provider {' '.join(map(_words, counts))}"
+        return f"{missing}: of {counts.total()} providers " + ", ".join(
+            f"{count} {_words(reason)}" for reason, count in counts.items()
+        )
 
 
 Instruction = RequestChunks | DropPeer | ChunkVerified | Completed | Failed

@@ -138,6 +138,30 @@ def test_nobody_to_ask_fails_at_once_with_the_number_of_missing_chunks() -> None
     assert failed.text == "3 chunks are missing and no peer has them"
 
 
+@pytest.mark.parametrize(
+    ("missing", "reasons", "text"),
+    [
+        ((4,), [], "a chunk is missing and no peer has it"),
+        ((4,), [DropReason.SILENT], "a chunk is missing: the only provider fell silent"),
+        (
+            tuple(range(1200)),
+            [DropReason.GONE, DropReason.EXHAUSTED, DropReason.GONE],
+            "1,200 chunks are missing: of 3 providers 2 broke off, 1 did not have what is missing",
+        ),
+    ],
+)
+def test_a_failure_says_what_became_of_each_provider(
+    missing: tuple[int, ...], reasons: list[DropReason], text: str
+) -> None:
+    named = tuple((PeerId(bytes([number])), reason) for number, reason in enumerate(reasons))
+    assert Failed(missing, named).text == text
+
+
+@pytest.mark.parametrize("reason", sorted(set(DropReason) - {DropReason.DONE}))
+def test_every_reason_to_ask_a_provider_no_further_is_told_in_words(reason: DropReason) -> None:
+    assert " " in Failed((1,), ((PeerId(b"a"), reason),)).text.partition("the only provider ")[2]
+
+
 def test_chunk_that_its_publisher_left_out_cannot_be_fetched() -> None:
     with pytest.raises(NotFoundError, match="found 1 that the artifact leaves out"):
         FetchMachine([*entries_of(make_chunks(2)), ABSENT], range(3), [peer("a")])
@@ -256,7 +280,7 @@ def test_stalled_transfer_moves_to_the_honest_peer_and_finishes(kind: str) -> No
 def test_stalled_transfer_without_another_peer_fails_in_bounded_time_naming_the_missing_chunks(kind: str) -> None:
     done = Swarm(LARGE, {"stalls": STALLERS[kind]}).run()
     assert isinstance(done.outcome, Failed)
-    assert done.outcome.text.startswith("16 chunks are missing and none of 1 providers gave them (1 ")
+    assert done.outcome.text.startswith("16 chunks are missing: the only provider ")
     limits = FetchLimits()
     assert done.now <= limits.attempts * (limits.idle_s + limits.rate_window_s) + 8 * limits.retry_s
 
@@ -414,7 +438,7 @@ def test_chunks_that_nobody_holds_are_named() -> None:
     assert isinstance(done.outcome, Failed)
     assert done.outcome.missing == (9,)
     assert set(done.outcome.reasons) == {(peer("first"), DropReason.EXHAUSTED), (peer("second"), DropReason.EXHAUSTED)}
-    assert "2 exhausted" in done.outcome.text
+    assert done.outcome.text == "a chunk is missing: of 2 providers 2 did not have what is missing"
 
 
 @pytest.mark.parametrize("reason", ["unknown", "not_serving"])

@@ -216,7 +216,7 @@ async def test_fetch_from_nobody_else_ends_and_says_how_much_is_missing(tmp_path
         record = record_of(honest, artifact)
         async with evil_provider(Evil(honest, record, how), path) as evil:
             n_missing = len(record.entries) - (how == "more than asked")
-            with pytest.raises(NotFoundError, match=f"{n_missing} chunks are missing and none of 1 providers"):
+            with pytest.raises(NotFoundError, match=f"{n_missing} chunks are missing: the only provider "):
                 await fetch_from_evil_first(asker, evil, artifact)
             assert asker.store.get(artifact) is None
 
