@@ -38,6 +38,7 @@ def main() -> None:
     import mlx.core as mx
 
     from kvnet.engine.mlx.restoring import restore
+    from kvnet.engine.mlx.unfilled import clear_cache
 
     def load() -> None:
         arrays: Any = mx.load(str(file))
@@ -62,7 +63,7 @@ def main() -> None:
         rates: dict[str, list[float]] = {what: [] for what in runs}
         for number in range(ROUNDS + 1):
             for what, run in runs.items():
-                mx.clear_cache()
+                clear_cache()
                 begun = time.perf_counter()
                 run()
                 if number:
