@@ -104,6 +104,15 @@ def test_a_dry_run_computes_and_keeps_nothing(kvnet: Kvnet, document: Path, mode
     assert kvnet.json("list")["artifacts"] == []
 
 
+def test_a_dry_run_refuses_what_the_add_would_refuse(kvnet: Kvnet, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("more than any small window holds. " * 4000)
+    command = ("add", str(tmp_path / "long.txt"), "--name", "long", "--model", str(model))
+    dry, wet = kvnet(*command, "--dry-run"), kvnet(*command)
+    assert (dry.code, dry.stdout, dry.stderr) == (wet.code, wet.stdout, wet.stderr)
+    assert dry.code == 80
+    assert "add fewer or shorter files" in dry.stderr
+
+
 def test_an_answer_streams_to_stdout_and_explains_itself_on_stderr(kvnet: Kvnet, document: Path, model: Path) -> None:
     kvnet.start()
     add(kvnet, document, model)

@@ -10,7 +10,7 @@ import trio
 
 from kvnet.engine.interface import Engine
 from kvnet.engine.prompts import frozen_template_inputs
-from kvnet.errors import UsageError
+from kvnet.errors import UsageError, WindowError
 from kvnet.exchange.contexts import NamedContext, decode_context, document_context, encode_context
 from kvnet.exchange.prefix_reuse import Wanted
 from kvnet.exchange.publisher import Added
@@ -45,6 +45,7 @@ async def add(ctx: OperationContext, request: r.AddRequest) -> r.AddResult:
     ) as engine:
         context = document_context(layout.text, _template_inputs(newest))
         tokens = await engine.context_tokens(context.messages, context.template_inputs)
+        check_fits(len(tokens), len(layout.files), engine.info.window_tokens)
         if services.node is not None and not request.dry_run:
             await _fetch_beginning(ctx, engine, tokens)
         plan = await _announce_plan(ctx, engine, request, layout, tokens)
@@ -93,6 +94,26 @@ async def _laid_out(request: r.AddRequest, newest: NamedVersion | None) -> Layou
             hint="give a file or directory with text in it",
         )
     return layout
+
+
+def check_fits(n_tokens: int, n_files: int, window_tokens: int) -> None:
+    """Refuse what can never be computed, before anybody is asked for its beginning; a dry run says the same.
+
+    Args:
+        n_tokens: of the context.
+        n_files: it is made of.
+        window_tokens: of the model; 0 when unknown.
+
+    Raises:
+        WindowError: the context is longer than the window.
+    """
+    if window_tokens and n_tokens > window_tokens:
+        raise WindowError(
+            f"the model's window is {window_tokens:,} tokens; {format_counted(n_files, 'file')} make {n_tokens:,}"
+            if n_files > 1
+            else f"the model's window is {window_tokens:,} tokens; the file makes {n_tokens:,}",
+            hint="add fewer or shorter files, or choose a model with a longer window: kvnet add --model MODEL",
+        )
 
 
 def _note(services: Services, name: str, engine: Engine, n_tokens: int, added: Added) -> None:

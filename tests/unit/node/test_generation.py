@@ -1,11 +1,12 @@
 import pytest
 
-from kvnet.errors import OverBudgetError
+from kvnet.errors import OverBudgetError, WindowError
 from kvnet.exchange.generation import Answer
 from kvnet.exchange.reuse import Rejected
 from kvnet.format.hashes import ArtifactHash, short_text
 from kvnet.trust.keys import PublisherKey, publisher_text
 from kvnet.trust.policy import Refusal, TrustPolicy
+from kvnet_node.operations.adding import check_fits
 from kvnet_node.operations.generation import check_window, reason_text, saved_seconds
 from tests.unit.store.samples import sample
 
@@ -64,3 +65,13 @@ def test_a_prompt_beyond_the_window_is_over_the_budget() -> None:
     with pytest.raises(OverBudgetError, match="window is 100 tokens") as raised:
         check_window(91, 10, 100)
     assert "--max-tokens" in raised.value.hint
+
+
+@pytest.mark.parametrize(("n_files", "words"), [(1, "the file makes 1,001"), (5, "5 files make 1,001")])
+def test_files_beyond_the_window_are_refused_and_fewer_asked_for(n_files: int, words: str) -> None:
+    check_fits(1_000, n_files, 1_000)
+    check_fits(10_000, n_files, 0)
+    with pytest.raises(WindowError, match="window is 1,000 tokens") as raised:
+        check_fits(1_001, n_files, 1_000)
+    assert str(raised.value).endswith(words)
+    assert "fewer" in raised.value.hint
