@@ -39,6 +39,11 @@ def invitation_text(invitation: SignedStatement) -> str:
     return TEXT_PREFIX + base64.b32encode(data + _checksum(data)).decode("ascii").rstrip("=").lower()
 
 
+def begins_invitation(text: str) -> bool:
+    """Whether an invitation begins in a text, which may be broken, quoted or have words around it."""
+    return TEXT_PREFIX in "".join(filter(str.isalnum, text.lower()))
+
+
 def parse_invitation_text(text: str) -> tuple[SignedStatement, Invitation]:
     """The invitation in a text made by `invitation_text`; its signature is valid, its times are not looked at.
 

@@ -3,17 +3,20 @@
 from collections.abc import Callable, Iterable
 
 from kvnet.errors import UsageError
-from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
+from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, begins_invitation, parse_invitation_text
 
 
-def read_invitation(lines: Iterable[str], more: Callable[[], None] = lambda: None, *, at_terminal: bool = False) -> str:
+def read_invitation(
+    lines: Iterable[str], more: Callable[[bool], None] = lambda _: None, *, at_terminal: bool = False
+) -> str:
     """Lines until they are a whole invitation; what was read when none comes of them.
 
     What is left of a line that was broken would otherwise be taken for commands by the shell, and be in its history.
 
     Args:
         lines: as they come, without or with their ends.
-        more: called once, when the first line is not all of it.
+        more: called once, when the first line is not all of it, with whether an invitation begins there. A line without
+            one is no end: it may be the first of a mail, whose other lines the shell must not get either.
         at_terminal: somebody types: an empty line ends it.
     """
     text = ""
@@ -25,7 +28,7 @@ def read_invitation(lines: Iterable[str], more: Callable[[], None] = lambda: Non
         if len(text) > MAX_TEXT_CHARACTERS or _is_whole(text):
             break
         if first and line.strip():
-            more()
+            more(begins_invitation(text))
     return text
 
 

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from kvnet.errors import UsageError, elsewhere
 from kvnet.network.places import LOOPBACK, host_of
-from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, parse_invitation_text
+from kvnet.trust.invitation import MAX_TEXT_CHARACTERS, TEXT_PREFIX, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet_node.commands.revoking import let_in_text
 from kvnet_node.confirming import confirm, require_terminal
@@ -186,8 +186,12 @@ def _pasted(context: Invocation) -> str:
             while True:
                 yield input()
 
-    def more() -> None:
-        context.output.question("that is not all of it; paste the rest, or press Return to give up:")
+    def more(begun: bool) -> None:
+        context.output.question(
+            "that is not all of it; paste the rest, or press Return to give up:"
+            if begun
+            else f"this is no invitation; one begins with {TEXT_PREFIX}: paste it, or press Return to give up:"
+        )
 
     context.output.question("paste the invitation and press Return:")
     return read_invitation(typed(), more, at_terminal=True)
@@ -207,7 +211,7 @@ def _joined_text(result: JoinResult) -> str:
     if not result.running:
         lines.append("next: kvnet node start")
     elif result.swarm == "mine":
-        lines.append("next: kvnet swarm members")
+        lines.append("next: kvnet list --peers")
     else:
         lines.append(f"next: kvnet share NAME --to {result.swarm}")
     return "\n".join(lines)
@@ -333,7 +337,11 @@ def _confirm_removal(context: Invocation, member: str, swarm: str, *, guests: bo
     confirm(
         context,
         f"{escape(seen.label or member)} is removed from {seen.swarm}: {', '.join(seen.removed)}.{more}\n"
-        f"{format_counted(seen.stays, 'member')} stay, with a new lookup secret; it comes back by an invitation alone. "
-        "Remove it?",
+        f"{staying_text(seen.stays)}, with a new lookup secret; it comes back by an invitation alone. Remove it?",
         "not removed",
     )
+
+
+def staying_text(members: int) -> str:
+    """How many members stay."""
+    return f"{format_counted(members, 'member')} {'stays' if members == 1 else 'stay'}"

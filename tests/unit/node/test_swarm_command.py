@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvnet_node.commands.swarms import leaving_text, left_text
+from kvnet_node.commands.swarms import leaving_text, left_text, staying_text
 from kvnet_node.operations.requests import LeaveResult
 from kvnet_node.removed_text import removed_text
 
@@ -33,3 +33,8 @@ def test_a_founder_is_told_before_what_nobody_can_do_afterwards() -> None:
     assert "nobody can remove any of the 2 other members" in leaving_text(LeaveResult("team", 0, "founder", 2))
     assert "new invitation" in leaving_text(LeaveResult("team", 0, "colleague", 2, "vm"))
     assert "was removed from team" in leaving_text(LeaveResult("team", 0, "removed", 2, "vm"))
+
+
+@pytest.mark.parametrize(("members", "text"), [(0, "0 members stay"), (1, "1 member stays"), (2, "2 members stay")])
+def test_how_many_stay_after_a_removal_is_told(members: int, text: str) -> None:
+    assert staying_text(members) == text
