@@ -170,7 +170,7 @@ def _neighbour(neighbour: NeighbourEntry) -> Finding:
 def _peers(found: NetworkCheckResult) -> Iterator[Finding]:
     if not found.running:
         return
-    text = f"{format_counted(found.connected, 'peer')} connected, {found.members} of them share a namespace"
+    text = _connected(found)
     if found.members:
         yield Finding("peers", "ok", text)
     elif found.remembered:
@@ -180,6 +180,15 @@ def _peers(found: NetworkCheckResult) -> Iterator[Finding]:
         yield Finding("peers", "note", text, f"to share: {JOIN_STEPS}")
     else:
         yield Finding("peers", "note", text)
+
+
+def _connected(found: NetworkCheckResult) -> str:
+    text = f"{format_counted(found.connected, 'peer')} connected"
+    if not found.connected:
+        return text
+    if found.connected == 1:
+        return f"{text}, which shares {'a' if found.members else 'no'} namespace"
+    return f"{text}, {found.members} of them {'shares' if found.members == 1 else 'share'} a namespace"
 
 
 def _clocks(found: NetworkCheckResult) -> Iterator[Finding]:

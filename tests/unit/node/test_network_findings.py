@@ -171,6 +171,20 @@ def test_only_who_has_no_member_yet_is_told_to_invite_one(changes: dict[str, Any
     assert bool(finding.hint) is bool(hint)
 
 
+@pytest.mark.parametrize(
+    ("connected", "members", "text"),
+    [
+        (0, 0, "0 peers connected"),
+        (1, 0, "1 peer connected, which shares no namespace"),
+        (1, 1, "1 peer connected, which shares a namespace"),
+        (3, 1, "3 peers connected, 1 of them shares a namespace"),
+        (3, 2, "3 peers connected, 2 of them share a namespace"),
+    ],
+)
+def test_how_many_peers_are_members_is_told(connected: int, members: int, text: str) -> None:
+    assert only(found(connected=connected, members=members), "peers").text.partition(";")[0] == text
+
+
 @pytest.mark.parametrize(("skew_s", "said"), [(-61, "1 min 1 s behind"), (86400, "24 h 0 min ahead of")])
 def test_clocks_that_are_far_apart_are_said(skew_s: int, said: str) -> None:
     finding = only(found(clocks=[PeerClock(PEER, skew_s)]), "clock")
