@@ -34,6 +34,9 @@ ends with, and each instance an optional ``hint`` that names the next step::
     │   │   └── CrowdedError       80   the memory it needs is another loaded model's
     │   └── OverBudgetError        80   more memory than there is
     │       └── WindowError        80   more tokens than the model's window holds
+    ├── NodeError                  70   the running node does not do what it was asked
+    │   ├── NodeGoneError          70   it ended before that was done
+    │   └── NodeSilentError        70   it gives no answer
     └── InterruptedByUserError    130   Ctrl-C or a stop request
 """
 
@@ -262,6 +265,25 @@ class WindowError(OverBudgetError):
     """A prompt and its answer that are longer than the model's window."""
 
     code = "over_window"
+
+
+class NodeError(KvnetError):
+    """The running node does not do what it was asked."""
+
+    code = "node"
+    exit_code = 70
+
+
+class NodeGoneError(NodeError):
+    """The running node ended before the operation did."""
+
+    code = "node_gone"
+
+
+class NodeSilentError(NodeError):
+    """The running node gives no answer: it is stopped, hangs, or has far too much to do."""
+
+    code = "node_silent"
 
 
 class InterruptedByUserError(KvnetError):

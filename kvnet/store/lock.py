@@ -22,16 +22,18 @@ OWNER_NAME: Final = "owner.json"
 MAX_OWNER_BYTES: Final = 8192
 
 
-class LockOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LockOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Who holds a data directory.
 
     Attributes:
         pid: its process id.
         control_socket: path of its control socket; "" while it has none.
+        verb: the command at work, such as "add"; "" when it is a node, or not known.
     """
 
     pid: int
     control_socket: str = ""
+    verb: str = ""
 
 
 class DataDirLock:
@@ -51,8 +53,11 @@ class DataDirLock:
         """Whether this object holds the lock."""
         return self._handle is not None
 
-    def acquire(self) -> None:
+    def acquire(self, verb: str = "") -> None:
         """Take the lock, without waiting.
+
+        Args:
+            verb: the command that takes it, for whoever has to wait.
 
         Raises:
             DataDirLockedError: another process, or another lock object of this one, holds it; names the owner.
@@ -83,7 +88,7 @@ class DataDirLock:
         self._handle = handle
         try:
             with storage_errors(f"recording the owner of {self._directory}"):
-                self._record(LockOwner(os.getpid()))
+                self._record(LockOwner(os.getpid(), verb=verb))
         except StoreFullError:
             # It is only for people, and whoever wants to make room on a full disk needs the lock.
             self._forget_owner()
@@ -149,6 +154,8 @@ class DataDirLock:
             )
         if owner.control_socket:
             step = "It is a node: stop it with `kvnet node stop`, or use another directory with --data-dir"
+        elif owner.verb:
+            step = f"It is `kvnet {owner.verb}` at work: wait for it"
         else:
             step = "It is a kvnet command at work, or a node that starts: wait for it"
         return DataDirLockedError(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvnet.errors import DataDirLockedError, UnsupportedVersionError
+from kvnet.errors import DataDirLockedError, NodeGoneError, UnsupportedVersionError
 from kvnet.store.lock import DataDirLock, LockOwner
-from kvnet_node.control_client import NodeGoneError, call_running_node
-from kvnet_node.events import Event, Note
+from kvnet_node.control_client import ENDLESS, SAY_AFTER_S, Patience, Say, call_running_node
+from kvnet_node.events import Event
 from kvnet_node.operations.registry import Operation, operation
-from kvnet_node.operations.requests import Request, Result, StopRequest, StopResult
+from kvnet_node.operations.requests import PeersRequest, Request, Result, StopRequest, StopResult
 from kvnet_node.paths import is_writable, not_writable
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LOCK_WAIT_S = 5.0
 """How long a verb waits for another verb to finish before it says who owns the data directory."""
 LOCK_POLL_S = 0.05
+ANSWER_S = 15.0
+"""Silence after which a running node that was asked for what is at hand is taken for hung."""
 EXIT_WAIT_S = 2.0
 STOP_WAIT_S = 30.0
 """A node that has not gone by then, and by the time its running requests get, is reported, not killed."""
@@ -32,7 +34,9 @@ STOP_WAIT_S = 30.0
 OnEvent = Callable[[Event], None]
 
 
-def run_operation(settings: "Settings", name: str, request: Request, on_event: OnEvent) -> Result:
+def run_operation(
+    settings: "Settings", name: str, request: Request, on_event: OnEvent, say: Say | None = None
+) -> Result:
     """Run an operation and return its result.
 
     Args:
@@ -40,28 +44,30 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
         name: the operation.
         request: its request.
         on_event: takes what it reports.
+        say: told in words what is waited for, when nothing has happened for a second.
 
     Raises:
+        NodeSilentError: the running node gives no answer about what it has at hand.
         DataDirLockedError: another process owns the data directory and answers on no control socket.
         ConfigError: the data directory cannot be written to, no node runs, and the operation does more than look.
         KvnetError: whatever the operation raises, of the same class wherever it ran.
     """
     wanted = operation(name)
     lock = DataDirLock(settings.paths.data_dir)
-    deadline = time.monotonic() + LOCK_WAIT_S
-    said = False
-    while (result := _run_remotely(settings, wanted, request, on_event)) is None:
+    began = time.monotonic()
+    patience = Patience(_limit_s(wanted, request), say)
+    while (result := _run_remotely(settings, wanted, request, on_event, patience)) is None:
         if not is_writable(settings.paths.data_dir):
             return _run_on_a_copy(settings, wanted, request, on_event)
         try:
-            lock.acquire()
+            lock.acquire(wanted.name)
         except DataDirLockedError:
-            late = time.monotonic() >= deadline
-            if late and not wanted.patient:
+            waited_s = time.monotonic() - began
+            if waited_s >= LOCK_WAIT_S and not wanted.patient:
                 raise
-            if late and not said:
-                on_event(Note("another kvnet command is at work in this data directory; waiting for it"))
-                said = True
+            if say is not None and waited_s >= SAY_AFTER_S:
+                say(_waiting(lock.owner(), wanted))
+                say = None
             time.sleep(LOCK_POLL_S)
             continue
         try:
@@ -69,6 +75,20 @@ def run_operation(settings: "Settings", name: str, request: Request, on_event: O
         finally:
             lock.release()
     return result
+
+
+def _limit_s(wanted: Operation, request: Request) -> float | None:
+    if isinstance(request, PeersRequest) and (request.connect or request.models):
+        # Those peers are asked first, and may be slow.
+        return None
+    return ANSWER_S if wanted.quick else None
+
+
+def _waiting(owner: LockOwner | None, wanted: Operation) -> str:
+    who = f"`kvnet {owner.verb}`" if owner is not None and owner.verb else "another kvnet command"
+    process = f" (process {owner.pid})" if owner is not None else ""
+    most = "" if wanted.patient else f", {LOCK_WAIT_S:.0f} s at most"
+    return f"{who}{process} is at work in this data directory; waiting for it{most}"
 
 
 def _run_on_a_copy(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result:
@@ -80,13 +100,15 @@ def _run_on_a_copy(settings: "Settings", wanted: Operation, request: Request, on
         return _run_here(replace(settings, paths=paths), wanted, request, on_event)
 
 
-def _run_remotely(settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent) -> Result | None:
+def _run_remotely(
+    settings: "Settings", wanted: Operation, request: Request, on_event: OnEvent, patience: Patience = ENDLESS
+) -> Result | None:
     """The result from the running node; None when no node answers.
 
     Raises:
         UnsupportedVersionError: it says something else than a node of this version does.
     """
-    answer = call_running_node(settings.paths.data_dir, wanted.name, request, on_event)
+    answer = call_running_node(settings.paths.data_dir, wanted.name, request, on_event, patience)
     if answer is None:
         return None
     try:
@@ -144,6 +166,7 @@ def stop_node(settings: "Settings") -> StopResult:
         The result with the process id; 0 when no node was running.
 
     Raises:
+        NodeSilentError: the node gives no answer.
         DataDirLockedError: something else owns the data directory, or the node does not go.
     """
     owner = DataDirLock(settings.paths.data_dir).owner()
@@ -162,7 +185,7 @@ def stop_node(settings: "Settings") -> StopResult:
 def _ask_to_stop(settings: "Settings", owner: LockOwner | None) -> int | None:
     """Ask the running node to stop; returns its process id, None when no node answers."""
     try:
-        result = _run_remotely(settings, operation("node stop"), StopRequest(), lambda _event: None)
+        result = _run_remotely(settings, operation("node stop"), StopRequest(), lambda _event: None, Patience(ANSWER_S))
     except NodeGoneError:
         # It went before its answer was out.
         return owner.pid if owner is not None else None

@@ -83,7 +83,9 @@ class Invocation:
         """
         from kvnet_node.dispatch import run_operation
 
-        result = run_operation(self._settings(**flags), name, request, on_event or self.output.event)
+        # With --json what is printed is read by a program, which has no use for it.
+        say = None if self.output.json else self.output.message
+        result = run_operation(self._settings(**flags), name, request, on_event or self.output.event, say)
         if not isinstance(result, kind):
             raise TypeError(f"operation {name} gave {type(result).__name__}, expected {kind.__name__}")
         return result

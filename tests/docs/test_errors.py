@@ -7,7 +7,7 @@ import kvnet_node.failures
 from kvnet import errors
 from kvnet.errors import KvnetError
 
-EXIT_CODES = {1, 2, 10, 20, 30, 40, 50, 60, 80, 130}
+EXIT_CODES = {1, 2, 10, 20, 30, 40, 50, 60, 70, 80, 130}
 
 
 def tree(root: type[KvnetError] = KvnetError, depth: int = 0) -> Iterator[tuple[int, type[KvnetError]]]:

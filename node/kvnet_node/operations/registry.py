@@ -28,6 +28,7 @@ class Operation:
         needs_network: a local run opens a short-lived network.
         reads: it only looks, so that it may work on a copy.
         patient: it waits for another process in the data directory however long that takes.
+        quick: it only reads what is at hand: a running node that is silent about it for long hangs.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Operation:
     needs_network: bool = False
     reads: bool = False
     patient: bool = False
+    quick: bool = False
 
     def load(self) -> OperationFunction:
         """Import the function."""
@@ -52,9 +54,9 @@ OPERATIONS: dict[str, Operation] = {
         Operation("ask", r.AskRequest, r.AskResult, "generation:ask", needs_network=True),
         Operation("generate", r.GenerateRequest, r.GenerateResult, "generation:generate", needs_network=True),
         Operation("fetch", r.FetchRequest, r.FetchResult, "fetching:fetch", needs_network=True, patient=True),
-        Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts", reads=True),
-        Operation("list peers", r.OfferedRequest, r.OfferedResult, "offered:list_offered", reads=True),
-        Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show", reads=True),
+        Operation("list", r.ListRequest, r.ListResult, "artifacts:list_artifacts", reads=True, quick=True),
+        Operation("list peers", r.OfferedRequest, r.OfferedResult, "offered:list_offered", reads=True, quick=True),
+        Operation("show", r.ArtifactRequest, r.ShowResult, "artifacts:show", reads=True, quick=True),
         Operation("verify", r.VerifyRequest, r.VerifyResult, "artifacts:verify"),
         Operation("pin", r.ArtifactRequest, r.PinResult, "artifacts:pin"),
         Operation("unpin", r.ArtifactRequest, r.PinResult, "artifacts:unpin"),
@@ -65,35 +67,40 @@ OPERATIONS: dict[str, Operation] = {
         Operation("store rebuild", r.RebuildRequest, r.RebuildResult, "containers:rebuild"),
         Operation("store scrub", r.ScrubRequest, r.ScrubResult, "scrubbing:scrub", needs_network=True),
         Operation("key new", r.KeyRequest, r.KeyResult, "keys:new"),
-        Operation("key show", r.KeyRequest, r.KeyResult, "keys:show", reads=True),
+        Operation("key show", r.KeyRequest, r.KeyResult, "keys:show", reads=True, quick=True),
         Operation("key rotate", r.KeyRequest, r.RotateResult, "revoking:rotate"),
         Operation("revoke", r.RevokeRequest, r.RevokeResult, "revoking:revoke"),
-        Operation("key list", r.KeyRequest, r.KeyListResult, "keys:list_keys", reads=True),
+        Operation("key list", r.KeyRequest, r.KeyListResult, "keys:list_keys", reads=True, quick=True),
         Operation("key trust", r.TrustRequest, r.TrustResult, "keys:trust"),
         Operation("key untrust", r.TrustRequest, r.TrustResult, "keys:untrust"),
         Operation(
-            "namespace list", r.NamespaceListRequest, r.NamespaceListResult, "namespaces:list_namespaces", reads=True
+            "namespace list",
+            r.NamespaceListRequest,
+            r.NamespaceListResult,
+            "namespaces:list_namespaces",
+            reads=True,
+            quick=True,
         ),
         Operation("namespace export", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:export"),
         Operation("namespace import", r.NamespaceFileRequest, r.NamespaceResult, "namespaces:import_namespace"),
         Operation("invite", r.InviteRequest, r.InviteResult, "swarms:invite"),
         Operation("join", r.JoinRequest, r.JoinResult, "swarms:join", needs_network=True),
         Operation("leave", r.LeaveRequest, r.LeaveResult, "swarms:leave"),
-        Operation("swarm list", r.SwarmRequest, r.SwarmListResult, "swarms:list_swarms", reads=True),
-        Operation("swarm members", r.SwarmRequest, r.SwarmMembersResult, "swarms:members", reads=True),
+        Operation("swarm list", r.SwarmRequest, r.SwarmListResult, "swarms:list_swarms", reads=True, quick=True),
+        Operation("swarm members", r.SwarmRequest, r.SwarmMembersResult, "swarms:members", reads=True, quick=True),
         Operation("swarm remove", r.SwarmRemoveRequest, r.SwarmRemoveResult, "swarms:remove"),
         Operation("share", r.ShareRequest, r.ShareResult, "sharing:share_with"),
         Operation("prompt check", r.PromptCheckRequest, r.PromptCheckResult, "prompts:check"),
         Operation("explain", r.ExplainRequest, r.ExplainResult, "explain:explain", reads=True),
-        Operation("status", r.StatusRequest, r.StatusResult, "node:status", reads=True),
-        Operation("node stop", r.StopRequest, r.StopResult, "node:stop"),
+        Operation("status", r.StatusRequest, r.StatusResult, "node:status", reads=True, quick=True),
+        Operation("node stop", r.StopRequest, r.StopResult, "node:stop", quick=True),
         Operation("node pause", r.PauseRequest, r.PauseResult, "guest:pause"),
         Operation("node resume", r.ResumeRequest, r.ResumeResult, "guest:resume"),
         Operation("model match", r.MatchRequest, r.MatchResult, "peers:match", needs_network=True),
         Operation("connect", r.ConnectRequest, r.ConnectResult, "connect:connect"),
-        Operation("peers", r.PeersRequest, r.PeersResult, "peers:peers", needs_network=True),
+        Operation("peers", r.PeersRequest, r.PeersResult, "peers:peers", needs_network=True, quick=True),
         Operation("network check", r.NetworkCheckRequest, r.NetworkCheckResult, "network:check", needs_network=True),
-        Operation("savings", r.SavingsRequest, r.SavingsResult, "savings:savings", reads=True),
+        Operation("savings", r.SavingsRequest, r.SavingsResult, "savings:savings", reads=True, quick=True),
         Operation("bench calibrate", r.CalibrateRequest, r.CalibrateResult, "calibrating:calibrate"),
         Operation("selftest", r.SelftestRequest, r.SelftestResult, "selftest:selftest"),
     )

@@ -4,6 +4,7 @@ import stat
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvnet.errors import NotFoundError, ProtocolViolationError
+from kvnet.errors import NodeGoneError, NodeSilentError, NotFoundError, ProtocolViolationError
 from kvnet_node import control_client
 from kvnet_node.control import (
     CALL_LIMIT_S,
@@ -25,9 +26,10 @@ from kvnet_node.control import (
     send_frame,
     serve_control,
 )
-from kvnet_node.control_client import NodeGoneError, connect_control
+from kvnet_node.control_client import Patience, connect_control
 from kvnet_node.control_frames import CONTROL_VERSION, MAX_FRAME_BYTES, Call, OnEvent, Reply
 from kvnet_node.events import Note, Progress, TextDelta
+from kvnet_node.failures import failure_of
 
 
 class Question(msgspec.Struct):
@@ -254,8 +256,24 @@ async def test_a_node_that_ends_early_is_reported(tmp_path: Path) -> None:
             stopped.cancel()
 
         outer.start_soon(stop_when_called)
-        with pytest.raises(NodeGoneError):
-            await call_node(connection, "x", Question("q"), lambda _: None)
+        with pytest.raises(NodeGoneError) as gone:
+            await call_node(connection, "add", Question("q"), lambda _: None)
+    assert failure_of(gone.value).code == "node_gone"
+    assert failure_of(gone.value).exit_code == 70
+    assert gone.value.hint == "`kvnet node start`; then the same command goes on from what was kept"
+
+
+async def test_a_node_that_hangs_is_waited_for_in_words_and_not_for_ever(tmp_path: Path) -> None:
+    said: list[str] = []
+    patience = Patience(limit_s=0.05, say=said.append, say_after_s=0.01)
+    # The system takes the connection and the call; nobody reads either, as in a process that is stopped.
+    async with control_socket(tmp_path / "control.sock") as (_, path):
+        ask = partial(control_client.call_node, connected(path), "list", {}, lambda _: None, patience, pid=4711)
+        with pytest.raises(NodeSilentError, match=r"an answer of the running node \(process 4711\)") as silent:
+            await trio.to_thread.run_sync(ask)
+    assert said == ["waiting for the answer of the running node (process 4711)"]
+    assert "kill -9 4711" in silent.value.hint
+    assert "kvnet node start" in silent.value.hint
 
 
 async def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,13 +6,15 @@ from typing import Any
 import pytest
 import trio
 
-from kvnet.errors import UnsupportedVersionError
+from kvnet.errors import DataDirLockedError, UnsupportedVersionError
 from kvnet.store.lock import DataDirLock
+from kvnet_node import dispatch
 from kvnet_node.config import load_config
 from kvnet_node.control import control_socket, serve_control
 from kvnet_node.dispatch import run_operation
 from kvnet_node.invocation import Settings
 from kvnet_node.operations.registry import OPERATIONS
+from kvnet_node.operations.requests import PeersRequest
 from kvnet_node.paths import prepare_data_dir
 
 
@@ -35,3 +38,40 @@ async def test_a_node_that_was_not_restarted_after_an_update_is_told_from_a_faul
         nursery.cancel_scope.cancel()
     lock.release()
     assert "kvnet node stop" in refused.value.hint
+
+
+class SaidError(Exception):
+    """Ends a wait as soon as it is spoken of."""
+
+
+def test_a_verb_that_waits_for_another_one_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(prepare_data_dir(tmp_path), load_config(tmp_path))
+    monkeypatch.setattr(dispatch, "SAY_AFTER_S", 0.0)
+    lock = DataDirLock(settings.paths.data_dir)
+    lock.acquire("add")
+
+    def say(words: str) -> None:
+        raise SaidError(words)
+
+    with pytest.raises(SaidError, match=rf"`kvnet add` \(process {os.getpid()}\) is at work .* 5 s at most"):
+        run_operation(settings, "list", OPERATIONS["list"].request(), lambda _event: None, say)
+    monkeypatch.setattr(dispatch, "LOCK_WAIT_S", 0.0)
+    with pytest.raises(DataDirLockedError) as refused:
+        run_operation(settings, "list", OPERATIONS["list"].request(), lambda _event: None)
+    lock.release()
+    assert "`kvnet add` at work" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "bounded"),
+    [("status", True), ("list", True), ("peers", True), ("node stop", True), ("add", False), ("fetch", False),
+     ("generate", False), ("ask", False), ("explain", False)],
+)  # fmt: skip
+def test_only_what_asks_for_things_at_hand_is_cut_off_by_silence(name: str, bounded: bool) -> None:
+    assert OPERATIONS[name].quick == bounded
+
+
+def test_peers_that_are_asked_first_may_be_slow() -> None:
+    peers = OPERATIONS["peers"]
+    assert dispatch._limit_s(peers, PeersRequest()) == dispatch.ANSWER_S
+    assert dispatch._limit_s(peers, PeersRequest(models=True)) is None
