@@ -51,18 +51,18 @@ class LinkFacts:
     peers: tuple[PeerFacts, ...] = ()
 
 
-LinksOf = Callable[[ModelInfo], LinkFacts]
+LinksOf = Callable[[ModelInfo | None], LinkFacts]
 
 
-def no_links(_: ModelInfo) -> LinkFacts:
+def no_links(_: ModelInfo | None) -> LinkFacts:
     """Nothing is known."""
     return LinkFacts()
 
 
-def links_of(services: "Services", info: ModelInfo) -> LinkFacts:
-    """What a node knows."""
-    calibration = services.speeds.calibration(info)
-    machine = services.speeds.machine(info)
+def links_of(services: "Services", info: ModelInfo | None) -> LinkFacts:
+    """What a node knows; of the peers alone, without a model."""
+    calibration = services.speeds.calibration(info) if info is not None else None
+    machine = services.speeds.machine(info) if info is not None else None
     peers: tuple[PeerFacts, ...] = ()
     if services.node is not None:
         scores, now_s = services.node.fetcher.scores, trio.current_time()
@@ -131,19 +131,14 @@ def _step(step: Step, names: Names, took_s: float | None = None) -> r.ExplainedS
 async def link_section(question: "Question") -> r.ExplainedLink:
     """From which link rate on fetching pays, and what is known of each connected peer's."""
     async with question.loaded(question.model) as engine:
-        if engine is None:
-            return r.ExplainedLink(note="its model is not in memory any more: ask it something")
-        info = engine.info
-    facts = question.links(info)
+        info = engine.info if engine is not None else None
+    facts, reuse = question.links(info), question.request.reuse
+    if info is None:
+        if reuse is None:
+            return _without_rates(question, facts, "its answer did not begin, so nothing was to be fetched")
+        return _without_rates(question, facts, "its model is not in memory any more: ask it something")
     if facts.machine is None:
-        return r.ExplainedLink(
-            peers=[
-                _peer(each, question.names, "what this machine does with the model is not known")
-                for each in facts.peers
-            ],
-            note="this machine was not measured with the model: kvnet bench calibrate",
-        )
-    reuse = question.request.reuse
+        return _without_rates(question, facts, "this machine was not measured with the model: kvnet bench calibrate")
     position = reuse.prompt_tokens if reuse is not None else 0
     positions = sorted({*positions_in(info.window_tokens), position})
     needed = break_even(facts.machine, info.kv_bytes_per_token, dict(facts.shares), positions)
@@ -154,6 +149,11 @@ async def link_section(question: "Question") -> r.ExplainedLink:
         break_even=needed,
         peers=[_peer(each, question.names, verdict(each, here)) for each in facts.peers],
     )
+
+
+def _without_rates(question: "Question", facts: LinkFacts, note: str) -> r.ExplainedLink:
+    unknown = "what this machine does with the model is not known"
+    return r.ExplainedLink(peers=[_peer(each, question.names, unknown) for each in facts.peers], note=note)
 
 
 def _peer(facts: PeerFacts, names: Names, words: str) -> r.ExplainedPeer:

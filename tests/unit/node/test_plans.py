@@ -52,9 +52,9 @@ def finish(log: RequestLog, found: Reuse) -> LoggedRequest:
 async def section(
     log: RequestLog, name: str, facts: LinkFacts | None = None, names: Names | None = None
 ) -> tuple[dict[str, Any], str]:
-    def links(info: ModelInfo) -> LinkFacts:
-        assert info.name == "tiny"
-        return facts or LinkFacts()
+    def links(info: ModelInfo | None) -> LinkFacts:
+        assert info is None or info.name == "tiny"
+        return facts or LinkFacts(peers=(PeerFacts(PEER, 0.004),))
 
     loaded = toy if facts is not None else nothing_loaded
     result = await explained(log, r.ExplainRequest("", [name]), loaded, links, names)
@@ -141,7 +141,24 @@ async def test_links_of_a_machine_that_was_not_measured_are_told_with_what_measu
     called = (await section(log, "link", LinkFacts(peers=(PeerFacts(PEER),)), Names({PEER: "studio"})))[1]
     assert ("studio" in called, peer_text(PEER) in called) == (True, False)
     assert "no peer is connected" in (await section(log, "link", LinkFacts()))[1]
-    assert "not in memory" in (await section(log, "link"))[1]
+
+
+async def test_links_of_a_model_that_is_not_in_memory_are_told_as_far_as_they_are_known() -> None:
+    log = RequestLog()
+    finish(log, reuse(prompt_tokens=1100))
+    words = (await section(log, "link"))[1]
+    assert "not in memory" in words
+    assert peer_text(PEER) in words
+    assert "no peer is connected" not in words
+
+
+async def test_a_request_that_was_refused_needed_no_link() -> None:
+    log = RequestLog()
+    log.begin(time_s=1.0, path="/v1/chat/completions", model="no-such-model")
+    words = (await section(log, "link"))[1]
+    assert words.startswith("its answer did not begin")
+    assert "in memory" not in words
+    assert peer_text(PEER) in words
 
 
 @pytest.mark.parametrize(
