@@ -253,6 +253,7 @@ def test_pins_removal_and_the_rebuilt_index(kvnet: Kvnet, document: Path, model:
     assert kvnet.json("show", "keeper")["pinned"] is True
     assert kvnet.json("unpin", "keeper")["pinned"] is False
     assert kvnet.json("pin", "keeper")["pinned"] is True
+    assert kvnet("pin", "keeper").stdout == f"pinned keeper@1 ({added['artifact']})\n"
     removed = kvnet.json("rm", "keeper")
     assert (removed["artifact"], removed["names"]) == (added["artifact"], ["keeper@1"])
     assert removed["freed_bytes"] > 0

@@ -1,8 +1,9 @@
 """``kvnet list``, ``show``, ``verify``, ``pin``, ``unpin``, ``rm`` and ``gc``."""
 
 import datetime as dt
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from kvnet.errors import IntegrityError, StoreFullError, UsageError
@@ -23,7 +24,7 @@ from kvnet_node.operations.requests import (
     VerifyRequest,
     VerifyResult,
 )
-from kvnet_node.output import columns, escape, format_bytes, format_count, format_counted, pairs
+from kvnet_node.output import Output, columns, escape, format_bytes, format_count, format_counted, pairs
 
 MAX_NEEDED_BY = 3
 """Artifacts that are named which need what was removed; the rest is counted."""
@@ -163,8 +164,7 @@ def pin(artifact: str, /, *, context: Context) -> None:
     Args:
         artifact: full or short hash, NAME or NAME@VERSION.
     """
-    result = context.run("pin", ArtifactRequest(artifact), PinResult)
-    context.output.result(result, lambda pinned: f"pinned {pinned.artifact}")
+    show_pin(context.output, context.run("pin", ArtifactRequest(artifact), PinResult))
 
 
 def unpin(artifact: str, /, *, context: Context) -> None:
@@ -173,8 +173,16 @@ def unpin(artifact: str, /, *, context: Context) -> None:
     Args:
         artifact: full or short hash, NAME or NAME@VERSION.
     """
-    result = context.run("unpin", ArtifactRequest(artifact), PinResult)
-    context.output.result(result, lambda unpinned: f"unpinned {unpinned.artifact}")
+    show_pin(context.output, context.run("unpin", ArtifactRequest(artifact), PinResult))
+
+
+def show_pin(output: Output, result: PinResult) -> None:
+    """What was pinned or no longer is, by its names where it has any."""
+    record: dict[str, Any] = msgspec.to_builtins(result)
+    names = record.pop("names", [])
+    verb = "pinned" if result.pinned else "unpinned"
+    called = f"{', '.join(names)} ({result.artifact})" if names else result.artifact
+    output.result(record, lambda _: f"{verb} {called}")
 
 
 def remove(artifact: str, /, *, everywhere: bool = False, yes: bool = False, context: Context) -> None:

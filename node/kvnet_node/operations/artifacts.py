@@ -260,14 +260,16 @@ async def pin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResult:
     """Keep an artifact whatever the quota says."""
     artifact = (await held_artifact(ctx.services, request.target)).hash
     await ctx.services.lane.run(ctx.services.store.pin, artifact)
-    return r.PinResult(artifact_text(artifact), pinned=True)
+    names = await ctx.services.lane.run(ctx.services.names.names_of, artifact)
+    return r.PinResult(artifact_text(artifact), pinned=True, names=names)
 
 
 async def unpin(ctx: OperationContext, request: r.ArtifactRequest) -> r.PinResult:
     """Let an artifact be removed when room is needed."""
     artifact = (await held_artifact(ctx.services, request.target)).hash
     await ctx.services.lane.run(ctx.services.store.unpin, artifact)
-    return r.PinResult(artifact_text(artifact), pinned=False)
+    names = await ctx.services.lane.run(ctx.services.names.names_of, artifact)
+    return r.PinResult(artifact_text(artifact), pinned=False, names=names)
 
 
 async def collect_garbage(ctx: OperationContext, request: r.CollectRequest) -> r.CollectResult:

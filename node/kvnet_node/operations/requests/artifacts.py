@@ -207,11 +207,18 @@ class VerifyResult(Result, frozen=True, tag="verify"):
     incomplete_pinned: list[str] = []
 
 
-class PinResult(Result, frozen=True, tag="pin"):
-    """An artifact is pinned, or no longer."""
+class PinResult(Result, frozen=True, tag="pin", omit_defaults=True):
+    """An artifact is pinned, or no longer.
+
+    Attributes:
+        artifact: artifact hash text.
+        pinned: whether it is now.
+        names: each NAME@VERSION that means it; for a person, and not in what ``--json`` prints.
+    """
 
     artifact: str
     pinned: bool
+    names: list[str] = []
 
 
 class RemoveResult(Result, frozen=True, tag="rm"):
