@@ -47,7 +47,7 @@ def render(result: SavingsResult, money: str) -> str:
     """The whole, then the artifacts that saved most."""
     if not result.requests and not result.artifacts:
         return ""
-    blocks = [_summary(result, money)]
+    blocks = [_summary(result, money) if result.requests else _unused(result)]
     if result.artifacts:
         headers = ("NAME", "ARTIFACT", "FROM", "PAID AHEAD", "USES", "TOKENS SAVED", "TIME SAVED", "PAID OFF")
         blocks.append(columns([_row(entry) for entry in result.artifacts[:SHOWN_ARTIFACTS]], headers))
@@ -87,6 +87,17 @@ def _summary(result: SavingsResult, money: str) -> str:
     if money:
         items.append(("money saved", f"{money} at your price"))
     return pairs(items)
+
+
+def _unused(result: SavingsResult) -> str:
+    """What was paid ahead while nothing was answered: there is nothing yet that could be saved."""
+    since = dt.datetime.fromtimestamp(result.since, tz=dt.UTC).date().isoformat() if result.since else ""
+    return pairs(
+        [
+            ("answers", "none yet" + (f", since {since}" if since else "") + ": nothing saved so far"),
+            ("paid ahead", f"{format_seconds(result.paid_s)} of prefill and fetching before the first use"),
+        ]
+    )
 
 
 def _row(entry: SavingsEntry) -> tuple[str, ...]:

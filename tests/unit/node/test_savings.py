@@ -205,6 +205,18 @@ def test_time_saved_at_an_unknown_speed_is_not_said_to_be_none() -> None:
     assert "time saved      0.000 s" in render(unused, "")
 
 
+def test_before_the_first_answer_no_figure_is_given_for_answers() -> None:
+    unused = account(uses=0, saved_tokens=0, saved_s=0.0, break_even_uses=None)
+    summary, _, table = render(SavingsResult([unused], {}, 0, 0, 0, 0, 0.0, 0, 0.0, 10.0, 0), "0.00 EUR").partition(
+        "\n\n"
+    )
+    assert summary.splitlines() == [
+        "answers     none yet: nothing saved so far",
+        "paid ahead  10.0 s of prefill and fetching before the first use",
+    ]
+    assert "not used yet" in table
+
+
 def test_an_artifact_only_ever_used_from_peers_has_an_account() -> None:
     account = entry(None, "x", [])
     assert (account.origin, account.paid_s, account.break_even_uses) == ("peer", 0.0, 0)
