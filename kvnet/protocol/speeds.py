@@ -45,6 +45,11 @@ class PrefillSpeed:
             width = self._positions[at] - self._positions[at - 1]
             self._before.append(self._before[-1] + width * (self._seconds[at - 1] + self._seconds[at]) / 2)
 
+    @property
+    def last_position(self) -> int:
+        """The last position at which it was measured; beyond it the speed is taken to stay."""
+        return self._positions[-1]
+
     def seconds(self, first_token: int, end_token: int) -> float:
         """Seconds of prefilling tokens `first_token` up to `end_token`, the state before them being there."""
         if end_token <= first_token:

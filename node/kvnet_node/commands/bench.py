@@ -10,6 +10,7 @@ from kvnet_node.benchmarking import FAST_LENGTHS, ROUNDS, ROWS, SLOW_LENGTHS, Me
 from kvnet_node.invocation import Context, Invocation, chosen_model, positive
 from kvnet_node.operations.requests import CalibrateRequest, CalibrateResult
 from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds, pairs
+from kvnet_node.rates_text import needed_rate
 
 MIN_PREFIX_TOKENS = 256
 """Peers are asked for whole blocks."""
@@ -118,13 +119,18 @@ def calibrate(*, model: str | None = None, context: Context) -> None:
 
 def render_calibration(found: CalibrateResult) -> str:
     """What was measured, and the link rate that each position takes."""
+    from kvnet_node.calibrating import MAX_TOKENS, PREFILL_S
+
     date = dt.datetime.fromtimestamp(found.measured).astimezone().isoformat(sep=" ", timespec="minutes")
+    most = f"for about {PREFILL_S:.0f} s, two steps at least, {format_count(MAX_TOKENS)} tokens at most"
+    last = max(point.position for point in found.prefill)
     head = pairs(
         [
             ("model", f"{found.model}, {format_bytes(found.kv_bytes_per_token)} of K/V a token"),
             ("device", f"{found.device} ({found.versions})"),
             ("measured", f"{date}, in {format_seconds(found.seconds)}"),
-            ("restore", f"{_rate(found.restore_bytes_s)}, and {format_seconds(found.restore_fixed_s)} each time"),
+            ("prefill", f"measured {most}; here up to token {format_count(last)}"),
+            ("restore", f"{_rate(found.restore_bytes_s)}, and {found.restore_fixed_s * 1000:,.1f} ms each time"),
         ]
     )
     prefill = columns(
@@ -144,7 +150,7 @@ def render_calibration(found: CalibrateResult) -> str:
     )
     needed = columns(
         [
-            (format_count(each.position), each.codec, _rate(each.bytes_s) if each.bytes_s else "none is fast enough")
+            (format_count(each.position), each.codec, needed_rate(each, "none is fast enough"))
             for each in found.break_even
         ],
         ("AT TOKEN", "CODEC", "FETCHING PAYS FROM"),

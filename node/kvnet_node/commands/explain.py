@@ -20,6 +20,7 @@ from kvnet_node.operations.requests import (
     Source,
 )
 from kvnet_node.output import columns, escape, format_bytes, format_count, format_seconds, pairs
+from kvnet_node.rates_text import needed_rate
 
 Sections = Annotated[list[str] | None, Parameter(name="--section", help="only this section; may repeat", negative=())]
 
@@ -149,7 +150,7 @@ def _link(data: dict[str, Any]) -> str:
             (
                 format_count(each.position),
                 each.codec,
-                f"{format_bytes(int(each.bytes_s))}/s" if each.bytes_s else "none",
+                needed_rate(each, "none"),
             )
             for each in link.break_even
         ]

@@ -8,8 +8,8 @@ import structlog
 
 from kvnet.protocol.cost import break_even_bytes_s
 from kvnet.protocol.speeds import Machine
+from kvnet_node.calibrating import PREFILL_S, finite
 from kvnet_node.calibrating import calibrate as measure
-from kvnet_node.calibrating import finite
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.speeds import Calibration
@@ -26,7 +26,11 @@ async def calibrate(ctx: OperationContext, request: r.CalibrateRequest) -> r.Cal
     began_s = time.monotonic()
 
     def say(stage: str, done: int, total: int) -> None:
-        ctx.progress(stage, done, total, unit="tokens")
+        if stage == "prefill":
+            # It ends with the time, not with the tokens: a share of them, and how long the rest takes, mean nothing.
+            ctx.progress(stage, done, unit="tokens", text=f"as far as {PREFILL_S:.0f} s suffice, two steps at least")
+        else:
+            ctx.progress(stage, done, total, unit="tokens")
 
     async with services.engines.use(request.model, ctx.loading) as engine:
         found = await measure(engine, services.engines.prepare_work_dir(), now_s=int(time.time()), say=say)
@@ -68,6 +72,7 @@ def break_even(
         shares: stored bytes by raw bytes, by codec.
         positions: in the prompt.
     """
+    last = machine.prefill.last_position
     decode_bytes_s = {codec.value: rate for codec, rate in machine.decode_bytes_s.items()}
     return [
         r.BreakEven(
@@ -82,6 +87,7 @@ def break_even(
                     decode_bytes_s=decode_bytes_s.get(codec, math.inf),
                 )
             ),
+            last if position > last else 0,
         )
         for codec, share in shares.items()
         for position in positions

@@ -14,8 +14,9 @@ from kvnet.engine.interface import ModelInfo
 from kvnet.engine.toy import ToyCosts, ToyEngine
 from kvnet.errors import CompatibilityError, EngineError
 from kvnet_node.calibrating import FASTEST_BYTES_S, calibrate, points_of, restore_speed
+from kvnet_node.commands.bench import render_calibration
 from kvnet_node.operations.calibrating import result
-from kvnet_node.speeds import Point
+from kvnet_node.speeds import Calibration, Point
 
 MB = 1_000_000
 
@@ -39,6 +40,19 @@ async def test_a_calibration_finds_what_the_engine_costs(tmp_path: Path) -> None
     shown = result(found, 2000, 1.5)
     assert {each.position for each in shown.break_even} == {0, 1024}
     assert all(each.bytes_s is None or each.bytes_s > 0 for each in shown.break_even)
+
+
+def test_rates_that_rest_on_a_prefill_that_was_not_measured_so_far_are_marked() -> None:
+    found = Calibration(
+        "toy", "00", "cpu", "1", 1, [Point(256, 1000.0), Point(768, 900.0)], 742e6, 0.0004, {}, 256, {"raw": 1.0}
+    )
+    shown = result(found, 8192, 9.5)
+    assert [(each.position, each.measured_to) for each in shown.break_even] == [(0, 0), (1024, 768), (4096, 768)]
+    words = render_calibration(shown)
+    assert "measured for about 5 s, two steps at least, 8,192 tokens at most; here up to token 768" in words
+    assert "742 MB/s, and 0.4 ms each time" in words
+    marked = [line.split()[0] for line in words.splitlines() if line.endswith("/s (prefill not measured beyond 768)")]
+    assert marked == ["1,024", "4,096"]
 
 
 async def test_a_slow_machine_computes_two_steps_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

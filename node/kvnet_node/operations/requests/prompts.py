@@ -175,11 +175,17 @@ class ExplainedPrompt(msgspec.Struct, frozen=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True):
-    """From which link rate fetching a token at ``position`` is sooner than computing it; None when from none."""
+    """From which link rate fetching a token at ``position`` is sooner than computing it; None when from none.
+
+    Attributes:
+        measured_to: the last token at which prefill was measured, where ``position`` is beyond it: the speed there is
+            taken to be the same; 0 otherwise.
+    """
 
     position: int
     codec: str
     bytes_s: float | None
+    measured_to: int = 0
 
 
 class ExplainedStep(msgspec.Struct, frozen=True):
