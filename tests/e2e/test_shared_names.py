@@ -99,6 +99,7 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
     # Who left is not taken for somebody to fetch from, and who was removed learns it wherever it looks.
     kvnet.json("node", "stop")
     other.until(lambda found: [each["state"] for each in holders(found)] == ["away"], "list", "--peers")
+    assert [each["seen"] > 0 for each in other.json("peers")["away"]] == [True]
     kvnet.start()
     other.until(lambda found: [each["state"] for each in holders(found)] == ["serving"], "list", "--peers")
     assert "expected a swarm of this node, found 'nosuch'" in other("leave", "nosuch").stderr

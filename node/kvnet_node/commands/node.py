@@ -1,11 +1,13 @@
 """``kvnet node start|stop|status``, ``status`` and ``peers``."""
 
 import shlex
+import time
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kvnet.errors import elsewhere
+from kvnet_node.away_text import away_text
 from kvnet_node.commands.matching import render_peer_models, render_peers
 from kvnet_node.invocation import Context
 from kvnet_node.neighbours_text import JOIN_STEPS
@@ -165,16 +167,23 @@ def peers(*connect: str, models: bool = False, bootstrap: Bootstrap = None, cont
     result = context.run("peers", PeersRequest(list(connect), models), PeersResult, network_bootstrap=bootstrap)
     context.output.result(result, render)
     if not result.peers:
-        context.output.message(
-            "no peers connected: kvnet invite --device here and "
-            f"{elsewhere('kvnet join -')} on the other machine pair them; kvnet doctor --network says more"
-            if result.discovery
-            else "no peers connected, and no node runs here: kvnet node start"
-        )
+        context.output.message(nobody_connected(result, time.time()))
     if result.removed:
         context.output.message(removed_text(result.removed))
     if result.discovery and not result.neighbours and not models:
         context.output.message(f"no neighbours; discovery {result.discovery}; why: kvnet doctor --network")
+
+
+def nobody_connected(result: PeersResult, now_s: float) -> str:
+    """What to do where no peer is connected: those that were paired before are not paired again."""
+    if not result.discovery:
+        return "no peers connected, and no node runs here: kvnet node start"
+    if result.away:
+        return away_text([(each.name, each.seen) for each in result.away], now_s)
+    return (
+        "no peers connected: kvnet invite --device here and "
+        f"{elsewhere('kvnet join -')} on the other machine pair them; kvnet doctor --network says more"
+    )
 
 
 _STATES = {

@@ -2,9 +2,10 @@
 
 import time
 
+from kvnet_node.away_text import last_seen
 from kvnet_node.invocation import Invocation
 from kvnet_node.operations.requests import HolderEntry, OfferedEntry, OfferedRequest, OfferedResult
-from kvnet_node.output import columns, format_bytes, format_count, format_counted, format_seconds
+from kvnet_node.output import columns, format_bytes, format_count, format_counted
 from kvnet_node.removed_text import removed_text
 
 
@@ -63,9 +64,7 @@ def _holder(holder: HolderEntry) -> str:
         return holder.name
     if holder.state != "away":
         return f"{holder.name} ({holder.state})"
-    if not holder.seen:
-        return f"{holder.name} (away)"
-    return f"{holder.name} (seen {format_seconds(max(0.0, time.time() - holder.seen))} ago)"
+    return last_seen(holder.name, holder.seen, time.time()) if holder.seen else f"{holder.name} (away)"
 
 
 def _state(entry: OfferedEntry) -> str:

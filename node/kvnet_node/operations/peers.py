@@ -22,7 +22,7 @@ from kvnet_node.operations.requests import (
     PeersRequest,
     PeersResult,
 )
-from kvnet_node.operations.swarms import removed_from
+from kvnet_node.operations.swarms import members_away, removed_from, seen_s
 from kvnet_node.services import Services
 
 ANSWER_S = 10.0
@@ -44,6 +44,7 @@ async def peers(context: OperationContext, request: PeersRequest) -> PeersResult
         discovery=around.discovery if around is not None else "",
         remembered=around.remembered() if around is not None else 0,
         removed=removed_from(services),
+        away=members_away(services, await seen_s(services)),
     )
 
 

@@ -1,7 +1,7 @@
 """Operations on swarms: invite, join, leave, and their members."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import trio
@@ -12,7 +12,7 @@ from kvnet.protocol.ids import PeerId, peer_text
 from kvnet.trust.invitation import invitation_text, parse_invitation_text
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
-from kvnet.trust.roster import Roster
+from kvnet.trust.roster import Member, Roster
 from kvnet.trust.statement_bodies import Invitation
 from kvnet_node.calling import names_of
 from kvnet_node.inviter import full_addresses
@@ -255,6 +255,32 @@ def asleep(services: Services, roster: Roster, here: frozenset[bytes]) -> list[s
 def awake(services: Services, roster: Roster, here: frozenset[bytes]) -> list[str]:
     """What the members are called that are connected; this node is not among them."""
     return _others(services, roster, here, away=False)
+
+
+def members_away(services: Services, seen: Mapping[bytes, float]) -> list[r.AwayMember]:
+    """The members that are not connected, each machine once, but of swarms that this machine was removed from.
+
+    Args:
+        services: of this node.
+        seen: when members were last connected, in seconds since 1970, by raw peer id.
+    """
+    files, gone = services.identity.swarms, removed_from(services)
+    own = {key.public for key in services.identity.publisher_keys()}
+    members: dict[bytes, Member] = {}
+    here: set[bytes] = set()
+    for namespace in (files.mine, *files.swarms()):
+        roster = services.memberships.rosters.roster(namespace.id)
+        if roster is not None and namespace.name not in gone:
+            members |= {each.publisher: each for each in roster.members.values()}
+            here |= connected(services, namespace)
+    names = names_of(members.values())
+    found: dict[str, float] = {}
+    for each in members.values():
+        if each.publisher not in own and here.isdisjoint(each.peers):
+            last_s = max((seen.get(peer, 0.0) for peer in each.peers), default=0.0)
+            # Keys of one machine are called the same.
+            found[names[each.publisher]] = max(last_s, found.get(names[each.publisher], 0.0))
+    return [r.AwayMember(name, last_s) for name, last_s in found.items()]
 
 
 def _others(services: Services, roster: Roster, here: frozenset[bytes], *, away: bool) -> list[str]:

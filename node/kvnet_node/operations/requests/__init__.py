@@ -79,6 +79,7 @@ from kvnet_node.operations.requests.network import (
     Reach,
 )
 from kvnet_node.operations.requests.node import (
+    AwayMember,
     CalibrateRequest,
     CalibrateResult,
     CodecSpeed,
@@ -142,6 +143,7 @@ __all__ = [
     "ArtifactSummary",
     "AskRequest",
     "AskResult",
+    "AwayMember",
     "BreakEven",
     "CalibrateRequest",
     "CalibrateResult",

@@ -153,6 +153,18 @@ class NeighbourEntry(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class AwayMember(msgspec.Struct, frozen=True):
+    """A member that is not connected.
+
+    Attributes:
+        name: what it is called.
+        seen: when it was last connected, in seconds since 1970; 0 when that is not known.
+    """
+
+    name: str
+    seen: float = 0.0
+
+
 class PeersResult(Result, frozen=True, tag="peers"):
     """Connected peers.
 
@@ -162,6 +174,7 @@ class PeersResult(Result, frozen=True, tag="peers"):
         discovery: where neighbours are looked for, or why not; "" when no node runs.
         remembered: members met before, which are reached again without an address.
         removed: swarms that this machine was removed from.
+        away: members, of the other swarms, that are not connected.
     """
 
     peers: list[PeerEntry]
@@ -170,6 +183,7 @@ class PeersResult(Result, frozen=True, tag="peers"):
     discovery: str = ""
     remembered: int = 0
     removed: list[str] = []
+    away: list[AwayMember] = []
 
 
 class SelftestRequest(Request, frozen=True):
