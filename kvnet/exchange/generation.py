@@ -38,6 +38,7 @@ class Answer:
         verdict: how exact the reuse is; ``None`` when nothing was reused.
         policy: the trust policy in force.
         rejected: artifacts that fitted and were not used, with the reason.
+        lookup_s: seconds spent looking, fetching included.
     """
 
     text: str
@@ -54,6 +55,12 @@ class Answer:
     verdict: Verdict | None
     policy: str
     rejected: tuple[Rejected, ...] = ()
+    lookup_s: float = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """About how long it waited for its turn: what neither reuse nor prefill took until the first token."""
+        return max(0.0, self.ttft_s - self.lookup_s - self.restore_s - self.prefill_s)
 
 
 AnswerEvent = PrefillProgress | TextDelta | Answer
@@ -130,6 +137,7 @@ class Generator:
             verdict=reused.comparison.verdict if reused is not None else None,
             policy=self._identity.policy().name,
             rejected=found.rejected,
+            lookup_s=found.lookup_s,
         )
 
 

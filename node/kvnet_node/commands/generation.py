@@ -151,10 +151,15 @@ def explain(result: GenerateResult) -> list[str]:
     lines += [escape(reason) for reason in result.reasons]
     timing = f"first token after {format_seconds(result.ttft_s)} (prefill {format_seconds(result.prefill_s)}"
     timing += _saved(result.saved_s) if result.sources else ""
+    if result.waited_s >= WORTH_TELLING_S:
+        timing += f"; waited about {format_seconds(result.waited_s)} for the engine"
     end = f"cut at --max-tokens {result.max_tokens}" if result.finish_reason == "length" else result.finish_reason
     timing += f"), {end} after {format_seconds(result.decode_s)} more; policy {result.policy}"
     return [*lines, f"{timing}, {_VERDICTS[result.verdict]}" if result.sources else timing]
 
+
+WORTH_TELLING_S = 0.5
+"""What an answer waited for the engine is told from here on."""
 
 _VERDICTS = {
     "EXACT": "bit-exact numerics (EXACT)",

@@ -12,6 +12,7 @@ from kvnet.engine.kv_state import PrefillProgress
 from kvnet.engine.prompts import frozen_template_inputs
 from kvnet.errors import KvnetError, OverBudgetError, UnknownModelError, UsageError
 from kvnet.exchange.claims import Search
+from kvnet.exchange.completion import saved_seconds as net_of_cost
 from kvnet.exchange.contexts import decode_context
 from kvnet.exchange.events import FetchProgress
 from kvnet.exchange.generation import Answer, Generator
@@ -197,14 +198,13 @@ def _fields(ctx: OperationContext, answer: Answer, engine: Engine, max_tokens: i
         "reasons": reasons,
         "saved_s": saved_seconds(answer, ctx.services.speeds.prefill_tokens_s(engine.info.path)),
         "max_tokens": max_tokens,
+        "waited_s": answer.waited_s,
     }
 
 
 def saved_seconds(answer: Answer, prefill_tokens_s: float) -> float:
-    """How much sooner the first token came than without reuse; what is not prefill was spent on reuse."""
-    if not answer.reused_tokens or not prefill_tokens_s:
-        return 0.0
-    return answer.reused_tokens / prefill_tokens_s - max(0.0, answer.ttft_s - answer.prefill_s)
+    """How much sooner the first token came than without reuse; waiting for the engine is not to be blamed on it."""
+    return net_of_cost(answer.reused_tokens, prefill_tokens_s, answer.lookup_s + answer.restore_s)
 
 
 def reason_text(rejected: Rejected) -> str:

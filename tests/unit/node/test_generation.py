@@ -14,7 +14,7 @@ ARTIFACT = ArtifactHash(b"a" * 32)
 STRANGER = PublisherKey(b"s" * 32)
 
 
-def answer(*, reused_tokens: int, ttft_s: float, prefill_s: float) -> Answer:
+def answer(*, reused_tokens: int, lookup_s: float = 1.5, restore_s: float = 0.5) -> Answer:
     return Answer(
         text="",
         tokens=(),
@@ -23,24 +23,32 @@ def answer(*, reused_tokens: int, ttft_s: float, prefill_s: float) -> Answer:
         reused_tokens=reused_tokens,
         prefilled_tokens=1_000 - reused_tokens,
         sources=(),
-        ttft_s=ttft_s,
-        prefill_s=prefill_s,
-        restore_s=0.0,
+        ttft_s=4.0,
+        prefill_s=1.0,
+        restore_s=restore_s,
         decode_s=0.0,
         verdict=None,
         policy="trusted",
         rejected=(),
+        lookup_s=lookup_s,
     )
 
 
 def test_what_was_saved_is_the_prefill_that_was_spared_less_the_time_of_reuse() -> None:
-    assert saved_seconds(answer(reused_tokens=900, ttft_s=3.0, prefill_s=1.0), 100.0) == pytest.approx(7.0)
-    assert saved_seconds(answer(reused_tokens=100, ttft_s=3.0, prefill_s=1.0), 100.0) == pytest.approx(-1.0)
+    assert saved_seconds(answer(reused_tokens=900), 100.0) == pytest.approx(7.0)
+    assert saved_seconds(answer(reused_tokens=100), 100.0) == pytest.approx(-1.0)
+
+
+def test_waiting_for_a_busy_engine_is_no_cost_of_reuse() -> None:
+    waited = answer(reused_tokens=100, lookup_s=0.0, restore_s=0.015)
+    assert waited.waited_s == pytest.approx(2.985)
+    assert saved_seconds(waited, 100.0) == pytest.approx(0.985)
+    assert answer(reused_tokens=100, lookup_s=9.0).waited_s == 0
 
 
 def test_nothing_is_claimed_to_be_saved_without_reuse_or_a_known_speed() -> None:
-    assert saved_seconds(answer(reused_tokens=0, ttft_s=3.0, prefill_s=1.0), 100.0) == 0
-    assert saved_seconds(answer(reused_tokens=900, ttft_s=3.0, prefill_s=1.0), 0.0) == 0
+    assert saved_seconds(answer(reused_tokens=0), 100.0) == 0
+    assert saved_seconds(answer(reused_tokens=900), 0.0) == 0
 
 
 def test_an_untrusted_publisher_is_named_with_the_command_that_trusts_it() -> None:

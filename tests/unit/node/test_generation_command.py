@@ -66,6 +66,13 @@ def test_an_answer_says_what_reuse_saved_when_that_is_known() -> None:
     assert "took about 0.500 s longer" in explain(msgspec.structs.replace(answer(source), saved_s=-0.5))[-1]
 
 
+def test_an_answer_says_when_it_waited_for_the_engine() -> None:
+    source = Source("disk", 12_288, 1_800_000_000, 0.9)
+    assert "waited" not in explain(answer(source))[-1]
+    words = explain(msgspec.structs.replace(answer(source), saved_s=1.0, waited_s=2.9))[-1]
+    assert "(prefill 0.200 s; reuse saved about 1.0 s; waited about 2.9 s for the engine)" in words
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [("EXACT", "bit-exact numerics (EXACT)"), ("TOLERANT", "other rounding possible (TOLERANT)")],

@@ -160,6 +160,7 @@ class GenerateResult(Result, frozen=True, tag="generate"):
         saved_s: how much sooner the first token came than by prefilling everything, from the prefill speed measured
             before, in seconds; below 0 when reuse took longer; 0 when nothing was reused or no speed is known.
         max_tokens: how many new tokens were asked for at most.
+        waited_s: about how long it waited for the engine, which ends the step it is in before it begins another one.
     """
 
     text: str
@@ -177,6 +178,7 @@ class GenerateResult(Result, frozen=True, tag="generate"):
     reasons: list[str] = []
     saved_s: float = 0.0
     max_tokens: int = 0
+    waited_s: float = 0.0
 
 
 class AskResult(GenerateResult, frozen=True, tag="ask"):
