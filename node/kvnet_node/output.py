@@ -4,6 +4,7 @@ With ``--json`` every line of stdout is one object and the last one is the resul
 before it reaches a terminal, so that it can neither move the cursor nor hide what stands beside it.
 """
 
+import re
 import sys
 import time
 import unicodedata
@@ -27,6 +28,7 @@ BAR_WIDTH = 16
 MAX_PEER_LINES = 8
 """Peers shown of one transfer; the rest is counted."""
 
+_MARKED = re.compile(r"`([^`\n]+)`")
 _DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _KEPT_CONTROLS = frozenset("\n\t")
 
@@ -76,6 +78,12 @@ def format_count(count: int) -> str:
 def format_counted(count: int, noun: str) -> str:
     """A count with its noun, in the plural unless it is one: ``1 file``, ``12,288 tokens``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def plain_hint(hint: str) -> str:
+    """A hint as all are printed: commands without marks around them, and no full stop that would be pasted with one."""
+    plain = _MARKED.sub(r"\1", hint)
+    return plain[:-1] if plain.endswith(".") and not plain.endswith("..") else plain
 
 
 def columns(rows: Iterable[Sequence[str]], headers: Sequence[str]) -> str:
@@ -175,7 +183,7 @@ class Output:
             print(msgspec.json.encode(record).decode("utf-8"), file=self.stderr, flush=True)
             return
         text = self._styled("error: ", "31") + escape(message, keep_newlines=True)
-        self._to_stderr(text + (f"\n  {escape(hint, keep_newlines=True)}" if hint else ""))
+        self._to_stderr(text + (f"\n  {escape(plain_hint(hint), keep_newlines=True)}" if hint else ""))
 
     def event(self, event: Event) -> None:
         """Show what an operation reports."""

@@ -97,6 +97,26 @@ def test_an_error_never_reaches_stdout() -> None:
     assert json.loads(screen.err.getvalue())["code"] == "not_found"
 
 
+@pytest.mark.parametrize(
+    ("hint", "printed"),
+    [
+        ("Run `kvnet store rebuild`.", "Run kvnet store rebuild"),
+        (
+            "`kvnet peers` shows who is there; `--from ADDR` names a peer.",
+            "kvnet peers shows who is there; --from ADDR names a peer",
+        ),
+        ("kvnet list shows names", "kvnet list shows names"),
+        ("one ` alone, and so on...", "one ` alone, and so on..."),
+    ],
+)
+def test_hints_are_printed_in_one_style_and_given_to_programs_as_they_are(hint: str, printed: str) -> None:
+    told, read = Screen(), Screen(json=True)
+    for screen in (told, read):
+        screen.output.error(code="usage", exit_code=2, message="expected `x`", hint=hint)
+    assert told.err.getvalue() == f"error: expected `x`\n  {printed}\n"
+    assert json.loads(read.err.getvalue())["hint"] == hint
+
+
 def test_quiet_keeps_warnings_and_drops_the_rest() -> None:
     screen = Screen(quiet=True)
     screen.progress(0, 1)
