@@ -75,7 +75,8 @@ def _q4_1(array: Array) -> tuple[bytes, Array]:
     codes = codes.clip(0, 15).astype(np.uint8)
     rows = zip(scale, low, _nibbles(codes), strict=True)
     data = b"".join(s.tobytes() + m.tobytes() + c.tobytes() for s, m, c in rows)
-    return data, (scale.astype(np.float32) * codes + low.astype(np.float32)).reshape(array.shape)
+    decoded: Array = (scale.astype(np.float32) * codes + low.astype(np.float32)).astype(np.float32)
+    return data, decoded.reshape(array.shape)
 
 
 FORMATS: dict[str, tuple[int, Callable[[Array], tuple[bytes, Array]]]] = {

@@ -52,8 +52,8 @@ def test_one_seed_gives_one_stream_and_another_another(kind: str) -> None:
 def test_requests_come_in_order_at_nodes_that_are_there(kind: str) -> None:
     made = stream(kind)
     assert (np.diff(made.arrival_s) >= 0).all()
-    assert made.node.min() >= 0
-    assert made.node.max() < made.n_nodes == 5
+    assert ((made.node >= 0) & (made.node < made.n_nodes)).all()
+    assert made.n_nodes == 5
     assert (made.n_input >= 1).all()
     assert (made.n_output >= 1).all()
     assert (made.n_shared <= made.n_input).all()
@@ -100,7 +100,7 @@ def test_conversations_end_before_they_are_too_long_and_others_make_up_for_them(
     shape = {"turns": 50.0, "question_tokens": 1000, "longest_tokens": 30_000}
     made = stream("office", document_tokens=1000, conversation=shape)
     assert len(made) == 500
-    assert made.n_input.max() <= 30_000
+    assert (made.n_input <= 30_000).all()
 
 
 def test_people_of_an_office_begin_with_the_same_documents() -> None:
@@ -149,9 +149,9 @@ def test_most_is_asked_in_working_hours() -> None:
     drawn = times(np.random.default_rng(0), 20_000, 3.0, working_hours=True)
     hour = drawn // HOUR_S % 24
     assert ((hour >= 8) & (hour < 18)).mean() > 0.75
-    assert drawn.max() < 3 * 24 * HOUR_S
+    assert (drawn < 3 * 24 * HOUR_S).all()
     even = times(np.random.default_rng(0), 20_000, 0.5, working_hours=False)
-    assert even.max() < 12 * HOUR_S
+    assert (even < 12 * HOUR_S).all()
     assert abs(even.mean() - 6 * HOUR_S) < 600
 
 
@@ -165,5 +165,5 @@ def test_the_most_popular_thing_is_asked_for_as_zipf_says() -> None:
 def test_sizes_have_the_mean_they_were_given() -> None:
     drawn = sizes(np.random.default_rng(0), 1000, 0.8, 100_000)
     assert abs(drawn.mean() - 1000) < 20
-    assert drawn.min() >= 1
+    assert (drawn >= 1).all()
     assert set(sizes(np.random.default_rng(0), 7, 0.0, 10).tolist()) == {7}
