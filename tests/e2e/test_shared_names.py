@@ -99,7 +99,14 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
     # Who left is not taken for somebody to fetch from, and who was removed learns it wherever it looks.
     kvnet.json("node", "stop")
     other.until(lambda found: [each["state"] for each in holders(found)] == ["away"], "list", "--peers")
-    assert [each["seen"] > 0 for each in other.json("peers")["away"]] == [True]
+    (away,) = other.json("peers")["away"]
+    assert away["seen"] > 0
+    assert other("rm", "project", "--yes").code == 0
+    unreached = other("fetch", "project")
+    assert unreached.code == 60
+    assert f"{away['name']} (seen " in unreached.stderr
+    assert "holds it and is away" in unreached.stderr
+    assert "bootstrap" not in unreached.stderr
     kvnet.start()
     other.until(lambda found: [each["state"] for each in holders(found)] == ["serving"], "list", "--peers")
     assert "expected a swarm of this node, found 'nosuch'" in other("leave", "nosuch").stderr
@@ -109,6 +116,8 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
         told = other(*verb)
         assert "this machine was removed from team" in told.stderr, verb
         assert "project" not in told.stdout, verb
+    for target in ("project", entry["artifact"]):
+        assert "this machine was removed from team" in other("fetch", target).stderr
     late = other("share", "project", "--to", "team")
     assert (late.code, "which it was removed from" in late.stderr) == (2, True)
     assert "had removed this machine before" in other("leave", "team", "--yes").stderr

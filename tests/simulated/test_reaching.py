@@ -12,7 +12,7 @@ from kvnet.network.memory import World
 from kvnet.protocol.ids import PeerId
 from kvnet.protocol.messages.control import Reply, Request
 from kvnet.protocol.session import SessionLimits
-from kvnet_node.operations.reaching import Looking
+from kvnet_node.operations.reaching import Looking, not_found, waiting_words
 from tests.evil import EvilPeer
 from tests.simulated.nodes import MINE, OTHER, Node, identity, start_node
 
@@ -84,3 +84,28 @@ async def test_with_nobody_to_ask_it_says_so(
     with pytest.raises(NotFoundError, match="found none connected"):
         await looking.locate()
     assert not looking.asked_anybody
+
+
+NOW_S = 1_800_000_000.0
+
+
+def test_a_holder_that_is_away_is_named_with_what_brings_it_back() -> None:
+    error = not_found("nobody has it", "kvnet peers", {"vm": NOW_S - 60}, [], NOW_S)
+    assert error.message == "nobody has it; vm (seen 1 min 0 s ago) holds it and is away"
+    assert error.hint.endswith("node start on it, then the same again")
+    several = not_found("nobody has it", "kvnet peers", {"vm": NOW_S - 60, "lab": 0.0}, [], NOW_S)
+    assert several.message.endswith("; vm (seen 1 min 0 s ago) and lab hold it and are away")
+    assert "on one of them" in several.hint
+
+
+def test_a_machine_that_was_removed_from_a_swarm_is_told_so_where_nobody_has_an_artifact() -> None:
+    error = not_found("nobody has it", "kvnet peers", {}, ["mine"], NOW_S)
+    assert error.message == "nobody has it"
+    assert error.hint.startswith("this machine was removed from mine")
+    assert error.hint.endswith("; kvnet peers")
+    assert not_found("nobody has it", "kvnet peers", {}, [], NOW_S).hint == "kvnet peers"
+
+
+def test_bootstrap_nodes_are_spoken_of_where_some_are_set() -> None:
+    assert waiting_words(()) == "waiting for a member to be reached"
+    assert waiting_words(("/ip4/192.0.2.1/tcp/1",)).endswith(" through the bootstrap nodes")

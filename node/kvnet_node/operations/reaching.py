@@ -1,5 +1,6 @@
 """Reach whoever has an artifact: the peers that were named, those that are connected, and those the DHT names."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,8 +14,11 @@ from kvnet.exchange.node import ExchangeNode
 from kvnet.format.hashes import ArtifactHash
 from kvnet.network.dialing import connect_any
 from kvnet.protocol.ids import PeerId, short_peer_text
+from kvnet_node.away_text import last_seen
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.peer_names import known_peer_names
+from kvnet_node.operations.swarms import removed_from, seen_s
+from kvnet_node.removed_text import removed_text
 from kvnet_node.services import Services
 
 BOOTSTRAP_WAIT_S = 3.0
@@ -83,9 +87,14 @@ async def reach(ctx: OperationContext, node: ExchangeNode, addresses: Sequence[s
     if not addresses and ctx.services.bootstrap():
         await saying(
             ctx,
-            "waiting for a member to be reached through the bootstrap nodes",
+            waiting_words(ctx.services.config.bootstrap),
             partial(node.wait_for_members, BOOTSTRAP_WAIT_S),
         )
+
+
+def waiting_words(bootstrap: Sequence[str]) -> str:
+    """What is waited for while nobody is connected; members are looked for where they were last, too."""
+    return "waiting for a member to be reached" + (" through the bootstrap nodes" if bootstrap else "")
 
 
 async def locate(
@@ -107,9 +116,51 @@ async def locate(
     try:
         return await saying(ctx, looking.words, looking.locate)
     except NotFoundError as error:
-        if looking.asked_anybody:
-            raise
-        raise NotFoundError(error.message, hint=_next_step(ctx, node, addresses)) from error
+        hint = error.hint if looking.asked_anybody else _next_step(ctx, node, addresses)
+        away = await _holders_away(ctx.services, node, artifact)
+        raise not_found(error.message, hint, away, removed_from(ctx.services), time.time()) from error
+
+
+def not_found(
+    message: str, hint: str, away: Mapping[str, float], removed: Sequence[str], now_s: float
+) -> NotFoundError:
+    """That nobody has an artifact, and why not, as far as it is known here.
+
+    Args:
+        message: what was expected and found.
+        hint: what to do where nothing more is known.
+        away: what members that hold it and are away are called, and when each was seen, in seconds since 1970, or 0.
+        removed: swarms that this machine was removed from.
+        now_s: in seconds since 1970.
+    """
+    if away:
+        who = " and ".join(last_seen(name, seen_s, now_s) for name, seen_s in away.items())
+        several = len(away) > 1
+        message = f"{message}; {who} {'hold it and are' if several else 'holds it and is'} away"
+        hint = f"{elsewhere('kvnet node start')} on {'one of them' if several else 'it'}, then the same again"
+    if removed:
+        hint = f"{removed_text(removed)}; {hint}"
+    return NotFoundError(message, hint=hint)
+
+
+async def _holders_away(services: Services, node: ExchangeNode, artifact: ArtifactHash) -> dict[str, float]:
+    """What members are called that say they hold an artifact, and are not connected; when each was, or 0."""
+    if services.tables is None:
+        return {}
+    here = {session.peer for session in node.sessions() if session.slots}
+    gone = removed_from(services)
+    holders = [
+        peer
+        for namespace in services.identity.namespaces()
+        if namespace.name not in gone
+        for peer, entry in services.tables.held(namespace)
+        if peer not in here and entry.artifact == bytes(namespace.keyed_artifact(artifact))
+    ]
+    if not holders:
+        return {}
+    seen, names = await seen_s(services), known_peer_names(services)
+    found = {names.get(peer) or short_peer_text(peer): seen.get(bytes(peer), 0.0) for peer in holders}
+    return dict(sorted(found.items(), key=lambda each: -each[1])[:MAX_NAMED])
 
 
 def _next_step(ctx: OperationContext, node: ExchangeNode, addresses: Sequence[str]) -> str:

@@ -17,7 +17,9 @@ from kvnet_node.namespace_files import MINE
 from kvnet_node.operations import requests as r
 from kvnet_node.operations.context import OperationContext
 from kvnet_node.operations.reaching import JOIN_FIRST, knows_nobody, reach
+from kvnet_node.operations.swarms import removed_from
 from kvnet_node.operations.targets import CLOSE_CUTOFF, MAX_CLOSE
+from kvnet_node.removed_text import removed_text
 from kvnet_node.services import Services
 
 HEAR_S = 3.0
@@ -99,6 +101,8 @@ async def meant_by_name(ctx: OperationContext, node: ExchangeNode, request: r.Fe
         known = sorted({each.name for each in services.shared_names.known()})
         close = difflib.get_close_matches(name, known, n=MAX_CLOSE, cutoff=CLOSE_CUTOFF)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
+        if gone := removed_from(services):
+            hint += f"{removed_text(gone)}; "
         raise UnknownNameError(
             f"no member of a swarm of this node shares anything called {request.target}",
             hint=f"{hint}kvnet list --peers shows what members share; a hash or a ticket needs no name",
