@@ -155,7 +155,7 @@ class DataDirLock:
         if owner.control_socket:
             step = "It is a node: stop it with `kvnet node stop`, or use another directory with --data-dir"
         elif owner.verb:
-            step = f"It is `kvnet {owner.verb}` at work: wait for it"
+            step = f"It is the command {owner.verb} at work: wait for it"
         else:
             step = "It is a kvnet command at work, or a node that starts: wait for it"
         return DataDirLockedError(

@@ -193,13 +193,15 @@ class _Answer:
         return True
 
     def _receive(self) -> bytes:
-        say, self._say = self._say, None
+        say, self._say, limit_s = self._say, None, self._limit_s
         if say is not None:
             with suppress(TimeoutError):
                 return self._receive_within(self._say_after_s)
             say(f"waiting for the answer of the running node{_process(self._pid)}")
+            # What was waited already is part of it.
+            limit_s = max(limit_s - self._say_after_s, self._say_after_s) if limit_s is not None else None
         try:
-            return self._receive_within(self._limit_s)
+            return self._receive_within(limit_s)
         except TimeoutError as error:
             raise _silent(self._pid, self._limit_s) from error
 

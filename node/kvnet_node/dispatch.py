@@ -85,7 +85,7 @@ def _limit_s(wanted: Operation, request: Request) -> float | None:
 
 
 def _waiting(owner: LockOwner | None, wanted: Operation) -> str:
-    who = f"`kvnet {owner.verb}`" if owner is not None and owner.verb else "another kvnet command"
+    who = f"the command {owner.verb}" if owner is not None and owner.verb else "another kvnet command"
     process = f" (process {owner.pid})" if owner is not None else ""
     most = "" if wanted.patient else f", {LOCK_WAIT_S:.0f} s at most"
     return f"{who}{process} is at work in this data directory; waiting for it{most}"

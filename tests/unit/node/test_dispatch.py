@@ -53,13 +53,13 @@ def test_a_verb_that_waits_for_another_one_says_which(tmp_path: Path, monkeypatc
     def say(words: str) -> None:
         raise SaidError(words)
 
-    with pytest.raises(SaidError, match=rf"`kvnet add` \(process {os.getpid()}\) is at work .* 5 s at most"):
+    with pytest.raises(SaidError, match=rf"the command add \(process {os.getpid()}\) is at work .* 5 s at most"):
         run_operation(settings, "list", OPERATIONS["list"].request(), lambda _event: None, say)
     monkeypatch.setattr(dispatch, "LOCK_WAIT_S", 0.0)
     with pytest.raises(DataDirLockedError) as refused:
         run_operation(settings, "list", OPERATIONS["list"].request(), lambda _event: None)
     lock.release()
-    assert "`kvnet add` at work" in refused.value.hint
+    assert "the command add at work" in refused.value.hint
 
 
 @pytest.mark.parametrize(
