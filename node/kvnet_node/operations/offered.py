@@ -1,5 +1,6 @@
 """What members hold, for a person to choose from: by name where its publisher gave one, and what can be had now."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -10,6 +11,7 @@ from kvnet.exchange.shared_names import SharedName
 from kvnet.format.hashes import ArtifactHash, artifact_text
 from kvnet.format.manifest import Manifest
 from kvnet.protocol.ids import PeerId, peer_text, short_peer_text
+from kvnet.store.interface import ArtifactRecord
 from kvnet.trust.envelope import SignedManifest
 from kvnet.trust.keys import publisher_text
 from kvnet.trust.namespace import Namespace
@@ -31,7 +33,7 @@ LOOK_S = 5.0
 
 
 @dataclass(slots=True)
-class _Offer:
+class Offer:
     """An artifact that members say they hold, and what is known of it."""
 
     namespace: Namespace
@@ -63,7 +65,9 @@ async def list_offered(ctx: OperationContext, request: r.OfferedRequest) -> r.Of
     shown = [each for each in offers if each.names or each.namespace.name != MINE or request.all]
     await _look_into(services.node, sorted(shown, key=lambda each: not each.names)[:MAX_LOOKED_INTO])
     models = await model_names_here(services)
-    held = {record.hash for record in await services.lane.run(services.store.artifacts)}
+    records = await services.lane.run(services.store.artifacts)
+    know_held(shown, records)
+    held = {record.hash for record in records}
     whom = _Whom(services, services.node, await seen_s(services))
     entries = [each for offer in shown for each in _entries(services, offer, models, held, whom)]
     return r.OfferedResult(
@@ -100,12 +104,12 @@ def _chosen(services: Services, swarm: str) -> list[Namespace]:
     return [namespace]
 
 
-def _offers(services: Services, namespace: Namespace) -> list[_Offer]:
+def _offers(services: Services, namespace: Namespace) -> list[Offer]:
     """What members hold in a namespace, each artifact once."""
     assert services.tables is not None  # noqa: S101 - the caller has refused to go on without
-    found: dict[bytes, _Offer] = {}
+    found: dict[bytes, Offer] = {}
     for peer, entry in services.tables.held(namespace):
-        offer = found.setdefault(entry.artifact, _Offer(namespace, entry.artifact, entry))
+        offer = found.setdefault(entry.artifact, Offer(namespace, entry.artifact, entry))
         if peer not in offer.holders:
             offer.holders.append(peer)
     for name in services.shared_names.known():
@@ -116,11 +120,11 @@ def _offers(services: Services, namespace: Namespace) -> list[_Offer]:
     return list(found.values())
 
 
-async def _look_into(node: ExchangeNode, offers: list[_Offer]) -> None:
+async def _look_into(node: ExchangeNode, offers: list[Offer]) -> None:
     """Get the manifest of each from a member that holds it, as far as they answer in time."""
     limit = trio.CapacityLimiter(8)
 
-    async def look(offer: _Offer) -> None:
+    async def look(offer: Offer) -> None:
         async with limit:
             for session in node.sessions():
                 if offer.signed is not None or session.peer not in offer.holders:
@@ -142,11 +146,24 @@ async def _look_into(node: ExchangeNode, offers: list[_Offer]) -> None:
                 nursery.start_soon(look, offer)
 
 
+def know_held(offers: Iterable[Offer], records: Iterable[ArtifactRecord]) -> None:
+    """Take from the store what is known of artifacts that are here too, and that no member has shown just now."""
+    unknown = {(each.namespace.id, each.keyed): each for each in offers if each.signed is None}
+    namespaces = {each.namespace.id: each.namespace for each in unknown.values()}
+    for record in records:
+        namespace = namespaces.get(record.manifest.namespace)
+        if namespace is None:
+            continue
+        offer = unknown.get((namespace.id, bytes(namespace.keyed_artifact(record.hash))))
+        if offer is not None:
+            offer.manifest, offer.artifact = record.manifest, record.hash
+
+
 def _entries(
-    services: Services, offer: _Offer, models: dict[bytes, str], held: set[ArtifactHash], whom: _Whom
+    services: Services, offer: Offer, models: dict[bytes, str], held: set[ArtifactHash], whom: _Whom
 ) -> list[r.OfferedEntry]:
     """An entry for each name that counts; one without a name where none does."""
-    manifest = offer.signed.manifest if offer.signed is not None else None
+    manifest = offer.signed.manifest if offer.signed is not None else offer.manifest
     roster = services.memberships.rosters.roster(offer.namespace.id)
     members = roster.members if roster is not None else {}
     labels, machines = names_of(members.values()), peer_names(members.values())
