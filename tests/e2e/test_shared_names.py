@@ -81,9 +81,12 @@ def test_a_colleague_lists_and_fetches_by_name_and_a_stranger_learns_nothing(
 
     unknown = other("fetch", "projct")
     assert (unknown.code, "did you mean project?" in unknown.stderr) == (2, True)
+    nameless = other("fetch", entry["artifact"])
+    assert f"next: {other.typed('fetch ' + entry['artifact'])} --name project" in nameless.stderr
     fetched = other.json("fetch", "project")
     assert (fetched["artifact"], fetched["name"], fetched["complete"]) == (entry["artifact"], "project", True)
-    assert other.json("fetch", "project")["fetched_chunks"] == 0, "which changes nothing"
+    again = other.json("fetch", "project")
+    assert (again["fetched_chunks"], again["suggested"]) == (0, ""), "which changes nothing"
     assert fetched["signer_name"] == entry["signed_by"] == other.json("show", "project")["signer_name"]
     assert [each["names"] for each in other.json("list")["artifacts"]] == [["project@1"]]
     assert offered(other, "project")["project"]["here"] is True

@@ -36,6 +36,8 @@ def fetch(
     context.output.result(result, _render)
     if result.name:
         context.output.message(next_step(result))
+    elif result.suggested:
+        context.output.message(f"next: kvnet fetch {result.artifact} --name {result.suggested}")
 
 
 def next_step(result: FetchResult) -> str:

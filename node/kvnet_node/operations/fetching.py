@@ -230,7 +230,22 @@ async def _finish(
         shared_chunks=shared,
         meanwhile_chunks=meanwhile,
         signer_name=names.signers.get(record.manifest.publisher, ""),
+        suggested="" if request.name is not None else await services.lane.run(suggested_name, services, record),
     )
+
+
+def suggested_name(services: Services, record: ArtifactRecord) -> str:
+    """What an artifact without a name here could be called: as its signer calls it, or NAME; else "". Blocking."""
+    can_have = record.manifest.context_size_bytes and not services.config.ram_only
+    if not can_have or services.names.names_of(record.hash):
+        return ""
+    publisher, taken = record.manifest.publisher, services.names.names()
+    called = (
+        each.name
+        for each in services.shared_names.known()
+        if (each.artifact, each.signer) == (record.hash, publisher) and each.name not in taken
+    )
+    return next(called, "NAME")
 
 
 def here_otherwise(fetched: Fetched | None) -> tuple[int, int, int]:

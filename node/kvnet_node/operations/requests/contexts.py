@@ -248,6 +248,7 @@ class FetchResult(Result, frozen=True, tag="fetch"):
         model_here: "yes", "no", or, while models are here that were never loaded, "likely" when one of them is called
             as the needed one, else "perhaps".
         signer_name: what the signer is called; "" when that is not known.
+        suggested: where it has no name here and can have one, what its signer calls it, else "NAME"; otherwise "".
     """
 
     artifact: str
@@ -267,3 +268,4 @@ class FetchResult(Result, frozen=True, tag="fetch"):
     model: str = ""
     model_here: str = "yes"
     signer_name: str = ""
+    suggested: str = ""
