@@ -14,7 +14,7 @@ import msgspec
 from kvnet.errors import DataDirLockedError, NodeGoneError, UnsupportedVersionError
 from kvnet.store.lock import DataDirLock, LockOwner
 from kvnet_node.control_client import ENDLESS, SAY_AFTER_S, Patience, Say, call_running_node
-from kvnet_node.events import Event
+from kvnet_node.events import Event, Note
 from kvnet_node.operations.registry import Operation, operation
 from kvnet_node.operations.requests import PeersRequest, Request, Result, StopRequest, StopResult
 from kvnet_node.paths import is_writable, not_writable
@@ -54,7 +54,7 @@ def run_operation(
     """
     wanted = operation(name)
     lock = DataDirLock(settings.paths.data_dir)
-    began = time.monotonic()
+    began, said = time.monotonic(), False
     patience = Patience(_limit_s(wanted, request), say)
     while (result := _run_remotely(settings, wanted, request, on_event, patience)) is None:
         if not is_writable(settings.paths.data_dir):
@@ -65,9 +65,11 @@ def run_operation(
             waited_s = time.monotonic() - began
             if waited_s >= LOCK_WAIT_S and not wanted.patient:
                 raise
-            if say is not None and waited_s >= SAY_AFTER_S:
-                say(_waiting(lock.owner(), wanted))
-                say = None
+            if not said and waited_s >= (LOCK_WAIT_S if say is None else SAY_AFTER_S):
+                # A program hears of a long wait too: as an event.
+                tell = say or (lambda text: on_event(Note(text)))
+                tell(_waiting(lock.owner(), wanted))
+                said = True
             time.sleep(LOCK_POLL_S)
             continue
         try:

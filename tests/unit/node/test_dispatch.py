@@ -12,9 +12,10 @@ from kvnet_node import dispatch
 from kvnet_node.config import load_config
 from kvnet_node.control import control_socket, serve_control
 from kvnet_node.dispatch import run_operation
+from kvnet_node.events import Event, Note
 from kvnet_node.invocation import Settings
 from kvnet_node.operations.registry import OPERATIONS
-from kvnet_node.operations.requests import PeersRequest
+from kvnet_node.operations.requests import FetchRequest, PeersRequest
 from kvnet_node.paths import prepare_data_dir
 
 
@@ -60,6 +61,23 @@ def test_a_verb_that_waits_for_another_one_says_which(tmp_path: Path, monkeypatc
         run_operation(settings, "list", OPERATIONS["list"].request(), lambda _event: None)
     lock.release()
     assert "the command add at work" in refused.value.hint
+
+
+def test_a_program_is_told_by_an_event_that_a_patient_verb_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(prepare_data_dir(tmp_path), load_config(tmp_path))
+    monkeypatch.setattr(dispatch, "LOCK_WAIT_S", 0.0)
+    lock = DataDirLock(settings.paths.data_dir)
+    lock.acquire("fetch")
+
+    def told(event: Event) -> None:
+        assert isinstance(event, Note)
+        raise SaidError(event.text)
+
+    with pytest.raises(SaidError, match=r"the command fetch .* waiting for it$"):
+        run_operation(settings, "fetch", FetchRequest("bafyr4i"), told)
+    lock.release()
 
 
 @pytest.mark.parametrize(
