@@ -31,6 +31,11 @@ def test_one_measured_point_is_enough() -> None:
     assert PrefillSpeed([SpeedPoint(512, 100.0)]).seconds(0, 2000) == pytest.approx(20.0)
 
 
+def test_the_last_measured_position_is_told_whatever_the_order_of_points() -> None:
+    assert SPEED.last_position == 4096
+    assert PrefillSpeed([SpeedPoint(768, 90.0), SpeedPoint(256, 100.0)]).last_position == 768
+
+
 @pytest.mark.parametrize("points", [[], [SpeedPoint(0, 0.0)], [SpeedPoint(0, -1.0)], [SpeedPoint(0, math.inf)]])
 def test_speed_that_was_not_measured_is_refused(points: list[SpeedPoint]) -> None:
     with pytest.raises(ValueError, match="at least one measured speed"):

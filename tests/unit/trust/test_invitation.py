@@ -14,6 +14,7 @@ from kvnet.trust.invitation import (
     MAX_WORDS_AFTER,
     TEXT_PREFIX,
     _checksum,
+    begins_invitation,
     invitation_text,
     parse_invitation_text,
 )
@@ -42,6 +43,21 @@ TEXT = invitation_text(SIGNED)
 
 def text_of(envelope: bytes) -> str:
     return TEXT_PREFIX + base64.b32encode(envelope + _checksum(envelope)).decode().rstrip("=").lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        (TEXT, True),
+        (TEXT.upper(), True),
+        (f"> here it is: {TEXT[:3]}\n> {TEXT[3:40]}", True),
+        ("kvinv", False),
+        ("garbage", False),
+        ("", False),
+    ],
+)
+def test_the_beginning_of_an_invitation_is_told_from_other_text(text: str, *, begins: bool) -> None:
+    assert begins_invitation(text) is begins
 
 
 def test_text_reads_back() -> None:
